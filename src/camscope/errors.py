@@ -1,0 +1,72 @@
+"""Everything camscope raises or warns, in one tree.
+
+CamscopeError
+├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantised, meta device …
+├── LayerError        (ValueError)          no such layer, no spatial extent, never ran, not behind the score
+├── TargetError       (ValueError)          a class or question that this output has no answer for
+├── InputError        (ValueError)          an image or tensor that the model cannot be given
+│   ├── ImageError    (ValueError)          a file that is not a whole image of a sane size
+│   └── PreprocessError (ValueError)        an image without a known way into the model
+├── GeometryError     (ValueError)          a map without a known place
+├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
+├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
+├── OutputError       (FileExistsError)     a file that is in the way
+└── MissingExtraError (ImportError)         an optional package that this needs
+
+CamscopeWarning (UserWarning)               a result that is flagged, not wrong
+"""
+
+
+class CamscopeError(Exception):
+    """The root of every error that camscope raises itself."""
+
+
+class ModelError(CamscopeError, TypeError):
+    """A model that cannot be explained as it is."""
+
+
+class LayerError(CamscopeError, ValueError):
+    """A layer that is not there, never ran, has no spatial extent, or does not lead to the score."""
+
+
+class TargetError(CamscopeError, ValueError):
+    """A class or question that the model's output has no answer for."""
+
+
+class InputError(CamscopeError, ValueError):
+    """An input that the model cannot be given."""
+
+
+class ImageError(InputError):
+    """A file that is not a whole image of a sane size."""
+
+
+class PreprocessError(InputError):
+    """An image without a known way into the model."""
+
+
+class GeometryError(CamscopeError, ValueError):
+    """A map without a known place on the image."""
+
+
+class NonFiniteError(CamscopeError, FloatingPointError):
+    """NaN or infinity in an activation, a gradient or a score."""
+
+
+class WeightsError(CamscopeError, ValueError):
+    """A checkpoint that cannot be read, or not safely."""
+
+
+class OutputError(CamscopeError, FileExistsError):
+    """A file that is in the way of a result."""
+
+
+class MissingExtraError(CamscopeError, ImportError):
+    """An optional package that this needs; the message names the `pip install` that mends it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f'{package} is not installed; run: pip install "camscope[{extra}]"')
+
+
+class CamscopeWarning(UserWarning):
+    """A result that is flagged, not wrong."""

@@ -1,0 +1,107 @@
+"""What every hook here needs: layers found by name, hooks that act in one thread and are gone after the `with`."""
+
+import difflib
+import fnmatch
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import ParamSpec, Protocol, TypeVar
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from camscope.errors import LayerError, ModelError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Removable(Protocol):
+    """A handle of any PyTorch hook."""
+
+    def remove(self) -> None:
+        """Take the hook away."""
+
+
+class Hooks(ExitStack):
+    """Handles that are removed when the `with` ends, however it ends."""
+
+    def hold(self, handle: Removable) -> None:
+        """Keep a handle until the end of the `with`."""
+        self.callback(handle.remove)
+
+
+def here_only(hook: Callable[P, T]) -> Callable[P, T | None]:
+    """The hook, silent in every thread but the one that made it: others share the model, not the question."""
+    owner = threading.get_ident()
+
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        return hook(*args, **kwargs) if threading.get_ident() == owner else None
+
+    return guarded
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and `torch.compile`: hooks fire there, in plain Python."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
+    """Name and module of one layer, given by either; an unknown name is answered with the nearest ones."""
+    modules = dict(unwrap(model).named_modules())
+    if isinstance(layer, nn.Module):
+        wanted = unwrap(layer)
+        for name, module in modules.items():
+            if unwrap(module) is wanted:
+                return name, module
+        raise LayerError(f"the layer {type(layer).__name__} given is not a part of this {type(model).__name__}")
+    if layer in modules:
+        return layer, modules[layer]
+    near = difflib.get_close_matches(layer, modules, n=3, cutoff=0.0)
+    raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(near) or 'none'}")
+
+
+def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
+    """Layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
+    modules = dict(unwrap(model).named_modules())
+    wanted: set[str] = set()
+    for layer in [layers] if isinstance(layers, str | nn.Module) else layers:
+        matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
+        wanted.update(matches or [find_layer(model, layer)[0]])
+    return {name: module for name, module in modules.items() if name in wanted}
+
+
+_modes_lock = threading.Lock()
+_modes: dict[int, tuple[int, list[tuple[nn.Module, bool]]]] = {}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every submodule in eval mode for a while; each flag put back when the last thread inside leaves.
+
+    Flags are set, `train()` is not called: a module may do more there than set its flag.
+    """
+    key = id(model)
+    with _modes_lock:
+        users, training = _modes.get(key, (0, [(m, m.training) for m in model.modules() if m.training]))
+        _modes[key] = (users + 1, training)
+        for module, _ in training:
+            module.training = False
+    try:
+        yield
+    finally:
+        with _modes_lock:
+            users, training = _modes.pop(key)
+            if users > 1:
+                _modes[key] = (users - 1, training)
+            else:
+                for module, flag in training:
+                    module.training = flag

@@ -1,0 +1,187 @@
+"""Tap: a layer's output and the gradient of a score with respect to that output."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from camscope.errors import LayerError
+from camscope.hooks.base import Hooks, find_layers, here_only, unwrap
+from camscope.hooks.structure import Path, leaves, replaced, shown
+
+T = TypeVar("T")
+
+
+@dataclass
+class Call:
+    """One call of one layer: a snapshot of its output, and after `backward` the score's gradient there (or None)."""
+
+    activation: Tensor
+    gradient: Tensor | None = None
+
+
+class Tap(Hooks):
+    """One or several layers' outputs, and the gradients of a score with respect to those outputs.
+
+        with Tap(model, "layer4") as tap:
+            scores = model(x)
+            tap.backward(scores[:, 3].sum())
+        tap.activation, tap.gradient        # of the last call that the score depends on
+
+    Inside the `with` the graph starts at the layer: the pass runs without gradients until the layer's output, a new
+    leaf, switches them on. The model goes on with a clone, so an in-place operation cannot rewrite what is kept.
+    `layers`: names, glob patterns or modules; `output`: key of the tensor in a layer that returns several;
+    `call`: which call of a layer that runs several times (default: the last one the score depends on).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: str | nn.Module | Iterable[str | nn.Module],
+        *,
+        output: str | int | None = None,
+        call: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._modules = find_layers(unwrap(model), layers)
+        self._output, self._call = output, call
+        self.calls: dict[str, list[Call]] = {name: [] for name in self._modules}
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self.enter_context(torch.inference_mode(False))
+            self.enter_context(torch.no_grad())
+            self.enter_context(_plain_checkpoints())
+            for name, module in self._modules.items():
+                self.hold(module.register_forward_hook(here_only(partial(self._keep, name))))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def run(self, forward: Callable[[], T]) -> T:
+        """The result of a forward pass; done again with gradients on everywhere where the model turned them off."""
+        result = forward()
+        if not torch.is_grad_enabled() and not all(leaf.requires_grad for leaf in _floating(result)):
+            self._expect_calls()
+            for calls in self.calls.values():
+                calls.clear()
+            torch.set_grad_enabled(True)
+            result = forward()
+        self._expect_calls()
+        return result
+
+    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+        """Store the gradient of a scalar score at every call; no `.grad` of anybody is touched."""
+        self._expect_calls()
+        if not score.requires_grad:
+            raise LayerError(
+                f"the score does not depend on {self._named()}: the model detaches it, or turns gradients off after it"
+            )
+        calls = [call for calls in self.calls.values() for call in calls]
+        for call in calls:
+            call.gradient = None
+        torch.autograd.grad(score, [c.activation for c in calls], allow_unused=True, retain_graph=retain_graph)
+
+    @property
+    def activation(self) -> Tensor:
+        """(N,K,h,w) or whatever the one tapped layer returns: its output in the chosen call."""
+        return self.chosen().activation.detach()
+
+    @property
+    def gradient(self) -> Tensor:
+        """Gradient of the score with respect to `activation`, same shape."""
+        gradient = self.chosen().gradient
+        if gradient is None:
+            raise LayerError(f"no gradient at {self._named()} yet: call backward(score) first")
+        return gradient
+
+    def chosen(self, layer: str | None = None) -> Call:
+        """The call that counts, of one layer (default: the only one tapped)."""
+        if layer is None and len(self.calls) != 1:
+            raise LayerError(f"{len(self.calls)} layers are tapped; say which: {', '.join(self.calls)}")
+        calls = self.calls[layer if layer is not None else next(iter(self.calls))]
+        if self._call is not None:
+            if not -len(calls) <= self._call < len(calls):
+                raise LayerError(f"call={self._call} of {self._named()}, which ran {len(calls)} times")
+            return calls[self._call]
+        reached = [call for call in calls if call.gradient is not None]
+        if not calls:
+            raise LayerError(f"{self._named()} has not run")
+        return (reached or calls)[-1]
+
+    def _keep(self, name: str, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
+        path, tensor = _the_tensor(name, output, self._output)
+        connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
+        kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
+        call = Call(kept)
+        kept.register_hook(partial(_store, call))
+        self.calls[name].append(call)
+        torch.set_grad_enabled(True)
+        return replaced(output, path, kept.clone())
+
+    def _expect_calls(self) -> None:
+        for name, calls in self.calls.items():
+            if not calls:
+                raise LayerError(f"layer {name!r} did not run in the forward pass; is it used, and not scripted?")
+
+    def _named(self) -> str:
+        return " or ".join(f"layer {name!r}" for name in self.calls)
+
+
+def _store(call: Call, gradient: Tensor) -> None:
+    call.gradient = gradient
+
+
+def _floating(result: object) -> Iterator[Tensor]:
+    return (leaf for _, leaf in leaves(result) if leaf.is_floating_point())
+
+
+def _the_tensor(name: str, output: object, key: str | int | None) -> tuple[Path, Tensor]:
+    """The floating tensor of highest rank in a layer's output: the map."""
+    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
+    if key is not None:
+        found = [(path, leaf) for path, leaf in found if path[:1] == (key,)]
+    rank = max((leaf.ndim for _, leaf in found), default=0)
+    best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
+    if len(best) == 1:
+        return best[0]
+    listing = ", ".join(f"{shown(path)} {tuple(leaf.shape)}" for path, leaf in best)
+    if not best:
+        seen = ", ".join(f"{shown(path)} {leaf.dtype}" for path, leaf in leaves(output))
+        raise LayerError(f"layer {name!r} returns no floating tensor (output={key!r}); it returns {seen or output!r:.80}")
+    raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
+
+
+_plain_lock = threading.Lock()
+_plain_threads: list[int] = []
+
+
+@contextmanager
+def _plain_checkpoints() -> Iterator[None]:
+    """Reentrant checkpoints of this thread call their function directly: their backward refuses `autograd.grad`."""
+    here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:  # noqa: ANN401 - as the original
+        if threading.get_ident() in _plain_threads:
+            return function(*args)
+        return original(function, preserve, *args)
+
+    with _plain_lock:
+        if not _plain_threads:
+            CheckpointFunction.apply = apply
+        _plain_threads.append(here)
+    try:
+        yield
+    finally:
+        with _plain_lock:
+            _plain_threads.remove(here)
+            if not _plain_threads:
+                del CheckpointFunction.apply
