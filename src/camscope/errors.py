@@ -10,7 +10,7 @@ CamscopeError
 ├── GeometryError     (ValueError)          a map without a known place
 ├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
 ├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
-├── OutputError       (FileExistsError)     a file that is in the way
+├── OutputError       (OSError)             a file that cannot be written: in the way, or of no known kind
 └── MissingExtraError (ImportError)         an optional package that this needs
 
 CamscopeWarning (UserWarning)               a result that is flagged, not wrong
@@ -57,8 +57,8 @@ class WeightsError(CamscopeError, ValueError):
     """A checkpoint that cannot be read, or not safely."""
 
 
-class OutputError(CamscopeError, FileExistsError):
-    """A file that is in the way of a result."""
+class OutputError(CamscopeError, OSError):
+    """A file that cannot be written: another is in the way, or its suffix is of no known kind."""
 
 
 class MissingExtraError(CamscopeError, ImportError):

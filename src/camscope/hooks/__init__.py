@@ -1,6 +1,25 @@
 """The four PyTorch hooks (tensor, forward, forward-pre, full-backward) and what people do with them."""
 
 from camscope.hooks.base import find_layer, find_layers, unwrap
+from camscope.hooks.edit import clip_gradients, edit
+from camscope.hooks.inspect import Inspection, LayerRow, inspect
+from camscope.hooks.record import extract, record
+from camscope.hooks.recording import Call, LayerRecord, Recording
 from camscope.hooks.tap import Tap
 
-__all__ = ["Tap", "find_layer", "find_layers", "unwrap"]
+__all__ = [
+    "Call",
+    "Inspection",
+    "LayerRecord",
+    "LayerRow",
+    "Recording",
+    "Tap",
+    "clip_gradients",
+    "edit",
+    "extract",
+    "find_layer",
+    "find_layers",
+    "inspect",
+    "record",
+    "unwrap",
+]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from camscope.errors import LayerError, ModelError
@@ -31,6 +31,12 @@ class Hooks(ExitStack):
         self.callback(handle.remove)
 
 
+def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
+    """Hook a tensor: what the hook returns takes the place of the gradient, None leaves it."""
+    register: Callable[..., Removable] = tensor.register_hook
+    return register(hook)
+
+
 def here_only(hook: Callable[P, T]) -> Callable[P, T | None]:
     """The hook, silent in every thread but the one that made it: others share the model, not the question."""
     owner = threading.get_ident()
@@ -42,7 +48,7 @@ def here_only(hook: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel and `torch.compile`: hooks fire there, in plain Python."""
+    """The module in DataParallel, DistributedDataParallel and `torch.compile`: hooks fire there, in plain Python."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     while True:

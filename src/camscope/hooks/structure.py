@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+
+from camscope.errors import LayerError
 
 Path = tuple[Any, ...]
 
@@ -19,7 +21,7 @@ def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
             yield from leaves(part, (*path, key))
 
 
-def replaced(value: Any, path: Path, leaf: Tensor) -> Any:  # noqa: ANN401 - any structure in, the same structure out
+def replaced(value: Any, path: Path, leaf: Tensor | None) -> Any:  # noqa: ANN401 - any structure in, the same structure out
     """A copy of the structure, of the same types, with another tensor at one path; the original stays as it is."""
     if not path:
         return leaf
@@ -33,6 +35,32 @@ def replaced(value: Any, path: Path, leaf: Tensor) -> Any:  # noqa: ANN401 - any
     else:
         object.__setattr__(changed, key, replaced(getattr(value, key), rest, leaf))
     return changed
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:  # noqa: ANN401 - any structure, as above
+    """A copy of the structure with every tensor sent through the function; the original stays as it is."""
+    result = value
+    for path, leaf in list(leaves(value)):
+        result = replaced(result, path, function(leaf))
+    return result
+
+
+def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple[Path, Tensor]:
+    """The floating tensor of highest rank in a layer's output: the map."""
+    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
+    if key is not None:
+        found = [(path, leaf) for path, leaf in found if path[:1] == (key,)]
+    rank = max((leaf.ndim for _, leaf in found), default=0)
+    best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
+    if len(best) == 1:
+        return best[0]
+    listing = ", ".join(f"{shown(path)} {tuple(leaf.shape)}" for path, leaf in best)
+    if not best:
+        seen = ", ".join(f"{shown(path)} {leaf.dtype}" for path, leaf in leaves(output))
+        raise LayerError(
+            f"layer {name!r} returns no floating tensor (output={key!r}); it returns {seen or output!r:.80}"
+        )
+    raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
 
 
 def shown(path: Path) -> str:

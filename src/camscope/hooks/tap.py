@@ -1,19 +1,17 @@
 """Tap: a layer's output and the gradient of a score with respect to that output."""
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointFunction
 
 from camscope.errors import LayerError
-from camscope.hooks.base import Hooks, find_layers, here_only, unwrap
-from camscope.hooks.structure import Path, leaves, replaced, shown
+from camscope.hooks.base import Hooks, find_layers, here_only, on_gradient, unwrap
+from camscope.hooks.checkpoint import plain_checkpoints
+from camscope.hooks.structure import leaves, replaced, the_tensor
 
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ class Tap(Hooks):
         try:
             self.enter_context(torch.inference_mode(False))
             self.enter_context(torch.no_grad())
-            self.enter_context(_plain_checkpoints())
+            self.enter_context(plain_checkpoints())
             for name, module in self._modules.items():
                 self.hold(module.register_forward_hook(here_only(partial(self._keep, name))))
         except BaseException:
@@ -89,6 +87,13 @@ class Tap(Hooks):
         for call in calls:
             call.gradient = None
         torch.autograd.grad(score, [c.activation for c in calls], allow_unused=True, retain_graph=retain_graph)
+        if all(call.gradient is None for call in calls):
+            raise LayerError(f"the score does not depend on {self._named()}")
+
+    def gradient_of(self, score: Tensor, *, retain_graph: bool = False) -> Tensor:
+        """Gradient of a scalar score with respect to `activation`, same shape."""
+        self.backward(score, retain_graph=retain_graph)
+        return self.gradient
 
     @property
     def activation(self) -> Tensor:
@@ -100,7 +105,7 @@ class Tap(Hooks):
         """Gradient of the score with respect to `activation`, same shape."""
         gradient = self.chosen().gradient
         if gradient is None:
-            raise LayerError(f"no gradient at {self._named()} yet: call backward(score) first")
+            raise LayerError(f"no gradient at {self._named()}: call backward(score) first, with a score of this call")
         return gradient
 
     def chosen(self, layer: str | None = None) -> Call:
@@ -118,11 +123,11 @@ class Tap(Hooks):
         return (reached or calls)[-1]
 
     def _keep(self, name: str, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
-        path, tensor = _the_tensor(name, output, self._output)
+        path, tensor = the_tensor(name, output, self._output)
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
         call = Call(kept)
-        kept.register_hook(partial(_store, call))
+        on_gradient(kept, partial(_store, call))
         self.calls[name].append(call)
         torch.set_grad_enabled(True)
         return replaced(output, path, kept.clone())
@@ -142,46 +147,3 @@ def _store(call: Call, gradient: Tensor) -> None:
 
 def _floating(result: object) -> Iterator[Tensor]:
     return (leaf for _, leaf in leaves(result) if leaf.is_floating_point())
-
-
-def _the_tensor(name: str, output: object, key: str | int | None) -> tuple[Path, Tensor]:
-    """The floating tensor of highest rank in a layer's output: the map."""
-    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
-    if key is not None:
-        found = [(path, leaf) for path, leaf in found if path[:1] == (key,)]
-    rank = max((leaf.ndim for _, leaf in found), default=0)
-    best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
-    if len(best) == 1:
-        return best[0]
-    listing = ", ".join(f"{shown(path)} {tuple(leaf.shape)}" for path, leaf in best)
-    if not best:
-        seen = ", ".join(f"{shown(path)} {leaf.dtype}" for path, leaf in leaves(output))
-        raise LayerError(f"layer {name!r} returns no floating tensor (output={key!r}); it returns {seen or output!r:.80}")
-    raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
-
-
-_plain_lock = threading.Lock()
-_plain_threads: list[int] = []
-
-
-@contextmanager
-def _plain_checkpoints() -> Iterator[None]:
-    """Reentrant checkpoints of this thread call their function directly: their backward refuses `autograd.grad`."""
-    here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
-
-    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:  # noqa: ANN401 - as the original
-        if threading.get_ident() in _plain_threads:
-            return function(*args)
-        return original(function, preserve, *args)
-
-    with _plain_lock:
-        if not _plain_threads:
-            CheckpointFunction.apply = apply
-        _plain_threads.append(here)
-    try:
-        yield
-    finally:
-        with _plain_lock:
-            _plain_threads.remove(here)
-            if not _plain_threads:
-                del CheckpointFunction.apply

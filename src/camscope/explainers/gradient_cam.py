@@ -1,0 +1,70 @@
+"""CAMs that weigh a layer's channels by the gradient of the score. A: activation, g: its gradient; both (N,K,cells)."""
+
+import torch
+from torch import Tensor
+
+from camscope.explainers.base import register
+from camscope.explainers.cam import CAM, SPACE
+
+
+@register
+class GradCAM(CAM):
+    """Each channel weighs its gradient's spatial mean: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1 and 2)."""
+
+    name, paper = "gradcam", "arXiv:1610.02391"
+
+    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """(N,K,1)"""
+        return gradient.mean(SPACE, keepdim=True)
+
+
+@register
+class HiResCAM(CAM):
+    """Each cell weighs its own gradient: Σ_k g_k A_k, signed (Draelos & Carin 2020, eq. 4)."""
+
+    name, paper = "hirescam", "arXiv:2011.08891"
+    relu = False
+
+    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """(N,K,cells)"""
+        return gradient
+
+
+@register
+class GradCAMPlusPlus(CAM):
+    """Each channel weighs Σ α relu(g), α = g² / (2 g² + g³ ΣA) (Chattopadhay et al. 2018, eq. 10 and 19).
+
+    Up to the factor exp(score) > 0 of the paper's exponential score, which no scaled map can see and large scores
+    overflow. α is written 1 / (2 + g ΣA): the same where g is not zero, and exact for gradients of any size.
+    """
+
+    name, paper = "gradcam++", "arXiv:1710.11063"
+
+    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """(N,K,1)"""
+        denominator = 2 + gradient * activation.sum(SPACE, keepdim=True)
+        alpha = torch.where(denominator != 0, 1 / denominator, 0)
+        return (alpha * gradient.relu()).sum(SPACE, keepdim=True)
+
+
+@register
+class XGradCAM(CAM):
+    """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020, eq. 8); 0 where Σ A is."""
+
+    name, paper = "xgradcam", "arXiv:2008.02312"
+
+    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """(N,K,1)"""
+        total = activation.sum(SPACE, keepdim=True)
+        return torch.where(total != 0, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
+
+
+@register
+class LayerCAM(CAM):
+    """Each cell weighs its own positive gradient: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 and 7)."""
+
+    name, paper = "layercam", "doi:10.1109/TIP.2021.3089943"
+
+    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """(N,K,cells)"""
+        return gradient.relu()

@@ -1,0 +1,80 @@
+"""What `explain` is given: an image of any kind, or a tensor that already is the model's input."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import InputError, PreprocessError
+from camscope.explanation import Pixels
+from camscope.geometry import Placement
+
+Preprocessing = Callable[[Pixels], tuple[Tensor, Placement | None]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One input of the model (C,*S), where it lies on its image, and the pictures to draw on."""
+
+    x: Tensor
+    placement: Placement | None
+    name: str
+    image: Pixels | None
+    seen: Pixels | None
+
+
+def read_item(
+    source: Any, preprocess: Preprocessing | None, model: nn.Module, home: tuple[torch.device, torch.dtype]
+) -> Item:  # noqa: ANN401 - a path, PIL image, array or tensor
+    """An image brought to the model's device and type by its preprocessing, or a float tensor as it is."""
+    if isinstance(source, Tensor) and source.dtype != torch.uint8:
+        x = _single(source, spatial_rank(model))
+        return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, _picture(x, preprocess))
+    from camscope.images.photo import read_photo
+
+    photo = read_photo(source)
+    if preprocess is None:
+        raise PreprocessError(
+            f"no preprocessing is known for {photo.name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
+            f'preset "imagenet" or any callable PIL image -> tensor; or pass a float tensor that is the model\'s input'
+        )
+    x, placement = preprocess(photo.pixels)
+    return Item(x.to(*home), placement, photo.name, photo.pixels, _picture(x, preprocess))
+
+
+def spatial_rank(model: nn.Module) -> int:
+    """Spatial axes of the model's input: those of its first convolution; 2 without one."""
+    for module in model.modules():
+        for rank, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), start=1):
+            if isinstance(module, kind):
+                return rank
+    return 2
+
+
+def _single(x: Tensor, rank: int) -> Tensor:
+    if not x.is_floating_point():
+        raise InputError(f"the tensor is {x.dtype}: pass a float tensor that is the model's input, or a uint8 image")
+    if x.ndim == rank + 2 and x.shape[0] == 1:
+        return x[0]
+    if x.ndim != rank + 1:
+        raise InputError(
+            f"the tensor is {tuple(x.shape)}; expected one input (C,{'DHW'[-rank:]}) or (1,C,...), not a batch"
+        )
+    return x
+
+
+def _picture(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
+    """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range."""
+    if x.ndim != 3:
+        return None
+    background = getattr(preprocess, "background", None)
+    if background is not None:
+        return np.asarray(background(x), dtype=np.uint8)
+    values = x.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0)
+    values = values[:3] if x.shape[0] >= 3 else values[:1].expand(3, -1, -1)
+    low, high = float(values.min()), float(values.max())
+    scaled = (values - low) * (255.0 / (high - low)) if high > low else torch.full_like(values, 128.0)
+    return scaled.round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()

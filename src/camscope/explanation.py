@@ -1,0 +1,271 @@
+"""Explanation: the raw map of one image, with what was asked, what was answered, and where the map lies."""
+
+import base64
+import html
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from camscope import render
+from camscope.errors import GeometryError, InputError, OutputError
+from camscope.files import write_bytes
+from camscope.geometry import Placement
+
+Floats = npt.NDArray[np.floating[Any]]
+Pixels = npt.NDArray[np.uint8]
+Size = Literal["image", "input", "grid"]
+Scale = Literal["max", "symmetric"] | tuple[float, float] | None
+
+OK = "ok"
+MEANING = {
+    "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
+    "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
+    "flat": "the map has one value everywhere",
+    "nonfinite": "the map holds NaN or infinity, shown as zero",
+    "no_spatial_resolution": "the layer has a single cell: the map cannot say where",
+}
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One of the model's top classes; `probability` is None for a model with one output."""
+
+    index: int
+    label: str
+    score: float
+    probability: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Where a model looked for one answer on one image.
+
+    `heat` (h,w): the raw, signed map at the layer's resolution, in score units. `target`: class index (None for a
+    callable question), `label` its words, `score` its value, `probability` its softmax, `top` the leading classes.
+    `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
+    `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.
+    """
+
+    heat: Floats
+    method: str
+    target: int | None
+    label: str
+    score: float
+    probability: float | None = None
+    top: tuple[ClassScore, ...] = ()
+    layer: str | None = None
+    layout: str | None = None
+    input_size: tuple[int, ...] = ()
+    placement: Placement | None = None
+    status: str = OK
+    notes: tuple[str, ...] = ()
+    name: str = "tensor"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    image: Pixels | None = field(default=None, repr=False)
+    seen: Pixels | None = field(default=None, repr=False)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """(h,w): cells of the map."""
+        return self.heat.shape
+
+    @property
+    def stride(self) -> tuple[float, ...]:
+        """Input pixels per cell, along each axis of the map."""
+        return tuple(pixels / cells for pixels, cells in zip(self.input_size, self.grid, strict=True))
+
+    @property
+    def caption(self) -> str:
+        """`tabby (p=0.93) · gradcam · layer4`."""
+        chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
+        return " · ".join(filter(None, (f"{self.label} ({chance})", self.method, self.layer)))
+
+    def covered(self, size: Size = "image") -> npt.NDArray[np.bool_]:
+        """(H,W): which pixels the model was shown; what the preprocessing cropped away is not covered, not cold."""
+        return self._placed(size)[1]
+
+    def heatmap(self, size: Size = "image", scale: Scale = "max") -> Floats:
+        """(H,W): the map on the original image's pixels, on the model's input, or as it is (`size="grid"`).
+
+        `scale`: "max" divides by the maximum and clips to 0..1: zero stays zero, a flat positive map is 1 everywhere;
+        (lo, hi) maps that range to 0..1, shared across images; "symmetric" divides by the largest absolute value, -1..1;
+        None leaves score units. Raises GeometryError where the place on the image is unknown.
+        """
+        values = self._placed(size)[0]
+        return values if scale is None else _scaled(values, scale)
+
+    def overlay(
+        self,
+        size: Size | None = None,
+        *,
+        scale: Scale = "max",
+        alpha: float = 0.7,
+        colormap: str = "inferno",
+        contour: float | Sequence[float] | None = None,
+        boxes: float | None = None,
+        bar: bool = False,
+    ) -> Pixels:
+        """(H,W,3) uint8: the map over the photograph at its own size; over the model's input where the place is unknown.
+
+        `contour`: draw outlines at these levels (0..1) instead of colour; `boxes`: draw boxes round what reaches this
+        level instead of colour; `bar`: a colour bar with the raw range at the right.
+        """
+        size = size or self._best_size()
+        scale = "symmetric" if colormap == render.DIVERGING and scale == "max" else scale
+        picture, values, covered = self._background(size), self.heatmap(size, scale or "max"), self.covered(size)
+        if contour is None and boxes is None:
+            picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
+        else:
+            picture = render.not_covered(picture, covered)
+        if contour is not None:
+            picture = render.draw_contours(picture, values, contour, colormap=colormap)
+        if boxes is not None:
+            picture = render.draw_boxes(picture, render.boxes(values, boxes))
+        if not bar:
+            return picture
+        return render.beside(picture, render.colour_bar(picture.shape[0], *self._range(scale), colormap))
+
+    def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
+        """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
+        return list(render.contours(self.heatmap(size or self._best_size()), level))
+
+    def boxes(self, threshold: float = 0.5, size: Size | None = None) -> list[render.Box]:
+        """Boxes in pixels round what reaches `threshold` times the maximum, the hottest first."""
+        return render.boxes(self.heatmap(size or self._best_size()), threshold)
+
+    def show(self) -> None:
+        """Open the overlay in the system's image viewer (in a notebook, put the explanation last in the cell)."""
+        from PIL import Image
+
+        Image.fromarray(self.overlay(bar=True)).show(title=self.caption)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Write the overlay (`.png`, `.jpg`, `.webp`), everything (`.npz`), or everything but pixels (`.json`)."""
+        suffix = Path(path).suffix.lower()
+        if suffix == ".json":
+            data = json.dumps({**self._facts(), "heat": self.heat.tolist()}, indent=1).encode()
+        elif suffix == ".npz":
+            data = self._npz()
+        elif suffix in render.FORMATS:
+            data = render.encode(figure([self], bar=True), suffix)
+        else:
+            raise OutputError(
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json"
+            )
+        return write_bytes(path, data, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Explanation":
+        """Read what `save` wrote as `.npz` or `.json`; nothing is unpickled."""
+        try:
+            if Path(path).suffix.lower() == ".json":
+                facts = json.loads(Path(path).read_text())
+                return _from_facts(facts, np.asarray(facts.pop("heat"), dtype=facts["dtype"]))
+            with np.load(path, allow_pickle=False) as stored:
+                pictures = {key: stored[key] for key in ("image", "seen") if key in stored}
+                return replace(_from_facts(json.loads(str(stored["facts"])), stored["heat"]), **pictures)
+        except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise InputError(f"{path} is not an explanation saved as .npz or .json: {error}") from error
+
+    def _npz(self) -> bytes:
+        import io
+
+        arrays = {"heat": self.heat, "image": self.image, "seen": self.seen}
+        buffer = io.BytesIO()
+        present = {key: value for key, value in arrays.items() if value is not None}
+        np.savez_compressed(buffer, facts=np.array(json.dumps(self._facts())), **present)  # type: ignore[arg-type]  # numpy's stub mistakes arrays for its flag
+        return buffer.getvalue()
+
+    def _facts(self) -> dict[str, Any]:
+        """Everything but the arrays, as JSON takes it."""
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("heat", "image", "seen")}
+        plain["top"] = [vars(one) for one in self.top]
+        plain["placement"] = self.placement.to_dict() if self.placement else None
+        return {
+            **plain,
+            "parameters": dict(self.parameters),
+            "versions": dict(self.versions),
+            "dtype": str(self.heat.dtype),
+        }
+
+    def _repr_png_(self) -> bytes:
+        return render.encode(self.overlay(bar=True), ".png")
+
+    def _repr_html_(self) -> str:
+        picture = base64.b64encode(self._repr_png_()).decode()
+        words = html.escape(
+            self.caption if self.status == OK else f"{self.caption} · {self.status}: {MEANING[self.status]}"
+        )
+        return f'<figure><img src="data:image/png;base64,{picture}" alt="{words}"><figcaption>{words}</figcaption></figure>'
+
+    def _range(self, scale: Scale) -> tuple[float, float]:
+        """The raw values that the ends of the colour bar stand for."""
+        if isinstance(scale, tuple):
+            return scale
+        heat = np.nan_to_num(self.heat, nan=0.0, posinf=0.0, neginf=0.0)
+        if scale == "symmetric":
+            return -float(abs(heat).max()), float(abs(heat).max())
+        return 0.0, max(0.0, float(heat.max()))
+
+    def _best_size(self) -> Size:
+        return "image" if self.placement is not None and self.image is not None else "input"
+
+    def _placed(self, size: Size) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        heat = np.nan_to_num(self.heat, nan=0.0, posinf=0.0, neginf=0.0)
+        if size == "grid":
+            return heat, np.ones(self.grid, dtype=bool)
+        if size == "input":
+            return Placement.identity(self.input_size).project(heat)
+        if size != "image":
+            raise GeometryError(f"size={size!r}: expected 'image', 'input' or 'grid'")
+        if self.placement is None:
+            raise GeometryError(
+                "where the model's input lies on the image is unknown (the preprocessing is random or not affine); "
+                "use size='input'"
+            )
+        return self.placement.project(heat)
+
+    def _background(self, size: Size) -> Pixels:
+        picture = self.image if size == "image" else self.seen
+        if picture is not None and size != "grid":
+            return picture
+        shape = self.grid if size == "grid" else self.input_size if size == "input" else self._image_size()
+        return np.full((*shape, 3), 128, dtype=np.uint8)
+
+    def _image_size(self) -> tuple[int, ...]:
+        return self.placement.image_size if self.placement else self.input_size
+
+
+def figure(
+    explanations: Sequence[Explanation], *, columns: int | None = None, bar: bool = True, **overlay: Any
+) -> Pixels:  # noqa: ANN401 - the keywords of Explanation.overlay
+    """(H,W,3) uint8: several explanations side by side with captions; a flagged one is marked. Keywords as `overlay`."""
+    pictures = [one.overlay(bar=bar, **overlay) for one in explanations]
+    flags = [None if one.status == OK else one.status.replace("_", " ") for one in explanations]
+    return render.panel(pictures, [one.caption for one in explanations], columns=columns, flags=flags)
+
+
+def _scaled(values: Floats, scale: Literal["max", "symmetric"] | tuple[float, float]) -> Floats:
+    if scale == "symmetric":
+        largest = float(abs(values).max(initial=0.0))
+        return values / largest if largest > 0 else np.zeros_like(values)
+    low, high = (0.0, float(values.max(initial=0.0))) if scale == "max" else scale
+    return np.clip((values - low) / (high - low), 0.0, 1.0) if high > low else np.zeros_like(values)
+
+
+def _from_facts(facts: dict[str, Any], heat: Floats) -> Explanation:
+    facts.pop("dtype", None)
+    facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
+    facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
+    facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
+    return Explanation(heat=heat, **facts)

@@ -1,0 +1,246 @@
+"""Where a map lies: from the model's input plane back to the pixels or voxels of the original image.
+
+Coordinates are continuous and in array order, (row, column) or (depth, row, column): pixel i covers [i, i + 1], so its
+centre is i + 0.5 and a plane of n pixels reaches from 0 to n.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from camscope.errors import GeometryError
+
+Floats = NDArray[np.floating[Any]]
+BLOCK = 1 << 20  # pixels that a general affine projection handles at once
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """An affine way from the model's input plane to the original image.
+
+    `matrix`: (n,n+1), what an input coordinate becomes on the original image: linear part, then offset.
+    `input_size`, `image_size`: the n sizes of the two planes, in pixels.
+
+        place = Placement.identity((480, 640)).resized((256, 341)).cropped((16, 58), (224, 224))
+        place.to_image([[112, 112]])            # the crop's centre, on the 480 x 640 original
+        values, covered = place.project(heat)   # a map of any grid, laid over the original
+    """
+
+    matrix: NDArray[np.float64]
+    input_size: tuple[int, ...]
+    image_size: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        matrix = np.array(self.matrix, np.float64)
+        matrix.setflags(write=False)
+        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "input_size", _size(self.input_size, len(self.input_size)))
+        object.__setattr__(self, "image_size", _size(self.image_size, len(self.input_size)))
+        n = len(self.input_size)
+        if matrix.shape != (n, n + 1):
+            raise GeometryError(f"the matrix of a placement in {n} dimensions is {n} x {n + 1}; it is {matrix.shape}")
+        if not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:, :n]) < n:
+            raise GeometryError(f"the matrix of a placement has to be finite and invertible; it is {matrix.tolist()}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Placement) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    @classmethod
+    def identity(cls, size: Sequence[int]) -> Self:
+        """The place of an image that the model sees as it is."""
+        return cls(np.eye(len(size), len(size) + 1), tuple(size), tuple(size))
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """The placement that `to_dict` wrote."""
+        try:
+            return cls(np.array(plain["matrix"], np.float64), tuple(plain["input_size"]), tuple(plain["image_size"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise GeometryError(f"not a stored placement: {error!r}; expected what Placement.to_dict writes") from error
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Plain numbers, for JSON."""
+        sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
+        return {"matrix": self.matrix.tolist(), **sizes}
+
+    def on_input(self) -> Self:
+        """The same map's place on the input plane itself."""
+        return type(self).identity(self.input_size)
+
+    # What preprocessing does, one step after the other. Each returns the placement after that step.
+
+    def resized(self, size: Sequence[int]) -> Self:
+        """After stretching the plane to `size`."""
+        size = _size(size, self._n)
+        return self._after(np.diag(np.divide(self.input_size, size)), np.zeros(self._n), size)
+
+    def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
+        """After cutting out `size` pixels from `start` on; what lies outside the plane is padding."""
+        return self._after(np.eye(self._n), _numbers(start, self._n, "start"), size)
+
+    def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
+        """After adding pixels before and after each axis."""
+        first, last = _numbers(before, self._n, "before"), _numbers(after, self._n, "after")
+        return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
+
+    def flipped(self, axis: int) -> Self:
+        """After reversing one axis."""
+        linear, offset = np.eye(self._n), np.zeros(self._n)
+        linear[axis, axis], offset[axis] = -1, self.input_size[axis]
+        return self._after(linear, offset, self.input_size)
+
+    def transposed(self, axes: Sequence[int]) -> Self:
+        """After reordering the axes as numpy's `transpose` does."""
+        if sorted(axes) != list(range(self._n)):
+            raise GeometryError(f"axes {tuple(axes)} do not reorder {self._n} axes")
+        return self._after(np.eye(self._n)[list(axes)].T, np.zeros(self._n), [self.input_size[axis] for axis in axes])
+
+    # From there to here and back.
+
+    def cells(self, grid: Sequence[int]) -> NDArray[np.float64]:
+        """(n,n+1) from the cell coordinates of a map of `grid` cells, which spans the input plane, to the original."""
+        grid = _size(grid, self._n)
+        scaled = self.matrix[:, : self._n] * np.divide(self.input_size, grid)
+        return np.column_stack([scaled, self.matrix[:, self._n]])
+
+    def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
+        """(M,n) points of the input plane, on the original image."""
+        return _points(points, self._n) @ self.matrix[:, :-1].T + self.matrix[:, -1]
+
+    def to_input(self, points: ArrayLike) -> NDArray[np.float64]:
+        """(M,n) points of the original image, on the input plane."""
+        inverse = _inverse(self.matrix)
+        return _points(points, self._n) @ inverse[:, :-1].T + inverse[:, -1]
+
+    def project(self, heat: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
+        """(h,w) -> values (H,W) and covered (H,W): a map over the original image, at the centre of each pixel.
+
+        Linear between the centres of the cells; the outermost cells reach to the border of the input plane. What the
+        input plane does not cover is 0, and False in `covered`. float64 stays float64, all else is float32.
+        """
+        heat = np.asarray(heat)
+        heat = heat if heat.dtype == np.float64 else heat.astype(np.float32)
+        if heat.ndim != self._n or not heat.size:
+            raise GeometryError(f"a map of shape {heat.shape}; expected one with {self._n} axes, none of them empty")
+        inverse = _inverse(self.cells(heat.shape))
+        axes = _one_to_one(inverse)
+        return _separable(heat, inverse, self.image_size, axes) if axes else _affine(heat, inverse, self.image_size)
+
+    @property
+    def _n(self) -> int:
+        return len(self.input_size)
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.matrix.tobytes(), self.input_size, self.image_size)
+
+    def _after(self, linear: Floats, offset: ArrayLike, size: Sequence[int]) -> Self:
+        """With a new input plane, whose coordinates `linear` and `offset` take to the old one."""
+        matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
+        return type(self)(matrix, _size(size, self._n), self.image_size)
+
+
+def _size(size: Sequence[int], n: int) -> tuple[int, ...]:
+    numbers = _numbers(size, n, "size")
+    if n == 0 or numbers.min() < 1:
+        raise GeometryError(f"a size of {tuple(size)}; expected positive whole numbers")
+    return tuple(numbers.tolist())
+
+
+def _numbers(values: Sequence[int], n: int, name: str) -> NDArray[np.int64]:
+    numbers = np.asarray(values)
+    if numbers.shape != (n,) or not np.equal(numbers, np.round(numbers)).all():
+        raise GeometryError(f"{name} {values!r}; expected {n} whole numbers, one for each axis")
+    return numbers.astype(np.int64)
+
+
+def _points(points: ArrayLike, n: int) -> NDArray[np.float64]:
+    array = np.asarray(points, np.float64)
+    if array.ndim == 0 or array.shape[-1] != n:
+        raise GeometryError(f"points of shape {array.shape}; expected (M, {n})")
+    return array
+
+
+def _inverse(matrix: Floats) -> NDArray[np.float64]:
+    square = np.vstack([matrix, np.eye(len(matrix) + 1)[-1:]])
+    return np.asarray(np.linalg.inv(square)[:-1], np.float64)
+
+
+def _one_to_one(inverse: Floats) -> list[int] | None:
+    """For each image axis, the one map axis that depends on it; None where the axes mix (a rotation, a shear)."""
+    depends = inverse[:, :-1] != 0
+    if (depends.sum(0) == 1).all() and (depends.sum(1) == 1).all():
+        return [int(axis) for axis in depends.argmax(0)]
+    return None
+
+
+def _separable(
+    heat: Floats, inverse: Floats, size: Sequence[int], axes: Sequence[int]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """One axis after the other: exact, and as fast as memory allows."""
+    values = heat.transpose(axes)
+    covered = np.ones((), np.bool_)
+    for axis, length in enumerate(size):
+        row = inverse[axes[axis]]
+        cell = (np.arange(length) + 0.5) * row[axis] + row[-1]
+        inside = (cell >= 0) & (cell <= heat.shape[axes[axis]])
+        low, share = _between(cell, heat.shape[axes[axis]])
+        weight = _along(share.astype(heat.dtype), axis, len(size))
+        first = values.take(low, axis)
+        step = values.take(np.minimum(low + 1, heat.shape[axes[axis]] - 1), axis)
+        step -= first
+        step *= weight
+        step += first
+        values, covered = step, covered & _along(inside, axis, len(size))
+    covered = np.ascontiguousarray(np.broadcast_to(covered, values.shape))
+    values[~covered] = 0
+    return values, covered
+
+
+def _affine(heat: Floats, inverse: Floats, size: Sequence[int]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Any affine way: linear in each of the n cell coordinates, block by block."""
+    values, covered = np.zeros(size, heat.dtype), np.zeros(size, np.bool_)
+    for rows in _blocks(size):
+        index = np.indices((rows.stop - rows.start, *size[1:]), np.float64) + 0.5
+        index[0] += rows.start
+        cell = np.tensordot(inverse[:, :-1], index, 1) + _along(inverse[:, -1], 0, len(size) + 1)
+        limit = _along(np.array(heat.shape), 0, len(size) + 1)
+        inside = ((cell >= 0) & (cell <= limit)).all(0)
+        covered[rows] = inside
+        values[rows][inside] = _interpolated(heat, cell[:, inside])
+    return values, covered
+
+
+def _interpolated(heat: Floats, cells: Floats) -> Floats:
+    """(n,M) cell coordinates -> (M,): the weighted sum of the 2^n nearest cells."""
+    pairs = [_between(cell, length) for cell, length in zip(cells, heat.shape, strict=True)]
+    total = np.zeros(cells.shape[1], np.float64)
+    for corner in itertools.product((0, 1), repeat=heat.ndim):
+        place = tuple(np.minimum(low + up, n - 1) for (low, _), up, n in zip(pairs, corner, heat.shape, strict=True))
+        shares = [share if up else 1 - share for (_, share), up in zip(pairs, corner, strict=True)]
+        total += heat[place] * np.prod(shares, axis=0)
+    return total
+
+
+def _between(cell: Floats, length: int) -> tuple[NDArray[np.int64], Floats]:
+    """The cell below each coordinate, and how far the way is to the next one, 0 to 1."""
+    position = np.clip(cell - 0.5, 0, length - 1)
+    low = np.floor(position).astype(np.int64)
+    return low, position - low
+
+
+def _along(values: NDArray[Any], axis: int, n: int) -> NDArray[Any]:
+    shape = [1] * n
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+def _blocks(size: Sequence[int]) -> Iterator[slice]:
+    step = max(1, BLOCK // max(1, int(np.prod(size[1:]))))
+    return (slice(start, min(start + step, size[0])) for start in range(0, size[0], step))

@@ -1,0 +1,147 @@
+"""Change what flows through a model, forwards or backwards, by return value and for a while."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+from camscope.errors import InputError, LayerError
+from camscope.hooks.base import Hooks, find_layers, on_gradient, unwrap
+from camscope.hooks.checkpoint import plain_checkpoints, recomputing
+from camscope.hooks.structure import leaves, replaced, the_tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Function = Callable[[Any], Any]
+
+
+@contextmanager
+def edit(model: nn.Module, edits: Mapping[str | nn.Module, Function], what: str = "output") -> Iterator[None]:
+    """Each layer's output (N,K,h,w), input or gradient replaced by what a function of it returns, inside the `with`.
+
+        with edit(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
+            scores = model(x)
+
+    `edits`: functions by layer name, glob pattern or module. A function gets a copy, so it may work in place, and what
+    it returns is what the model goes on with; None leaves the value as it is. `what`:
+
+    - `"output"`: the floating tensor of highest rank in what the layer returns;
+    - `"input"`: the floating tensor among the layer's positional inputs (the keyword ones where it has no other); of
+      several, the tuple of them all, and a tuple comes back;
+    - `"gradient"`: the gradient that flows back into the layer's output; call backward inside the `with`.
+
+    Of several edits of one layer the later ones see what the earlier ones made of it. A `what` of another name is an
+    InputError; an unknown layer, or a function that returns anything else, a LayerError.
+    """
+    if what not in _EDITORS:
+        raise InputError(f"what={what!r}; expected {', '.join(map(repr, _EDITORS))}")
+    register, editor = _EDITORS[what]
+    with Hooks() as hooks:
+        hooks.enter_context(plain_checkpoints())
+        for layer, function in edits.items():
+            for name, module in find_layers(model, layer).items():
+                hooks.hold(register(module, _in_this_work(partial(editor, hooks, name, function))))
+        yield
+
+
+@contextmanager
+def clip_gradients(model: nn.Module, limit: float) -> Iterator[None]:
+    """Every parameter's gradient clamped to [-limit, limit] in each backward pass inside the `with`.
+
+    `limit`: positive, in the units of the gradient (score per unit of the parameter). Each pass is clamped by itself:
+    the sum that `.grad` gathers over several passes may exceed the limit. NaN stays NaN. Else an InputError.
+    """
+    if not limit > 0:
+        raise InputError(f"limit={limit!r}; expected a positive number")
+
+    def clamped(gradient: Tensor) -> Tensor:
+        return gradient.clamp(-limit, limit)
+
+    with Hooks() as hooks:
+        for parameter in unwrap(model).parameters():
+            if parameter.requires_grad:
+                hooks.hold(on_gradient(parameter, _in_this_work(clamped)))
+        yield
+
+
+def _in_this_work(hook: Callable[P, T]) -> Callable[P, T | None]:
+    """The hook, silent in every Python thread but the one that made it.
+
+    Autograd's own threads, which run the backward pass on an accelerator, work for it too: there a checkpointed layer
+    runs again, and without its edit the gradients would be of another model.
+    """
+    owner = threading.get_ident()
+
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        return hook(*args, **kwargs) if threading.get_ident() == owner or _in_autograd_thread() else None
+
+    return guarded
+
+
+def _in_autograd_thread() -> bool:
+    # a thread that Python did not start is a dummy to it
+    return recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
+
+
+def _edit_output(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
+    path, tensor = the_tensor(name, output)
+    changed = function(tensor.clone())
+    return None if changed is None else replaced(output, path, _expect_tensor(name, changed))
+
+
+def _edit_input(
+    hooks: Hooks, name: str, function: Function, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, Any] | None:
+    taken: Any = (args, keywords)
+    found = [(path, leaf) for path, leaf in leaves(taken) if leaf.is_floating_point()]
+    found = [(path, leaf) for path, leaf in found if path[0] == 0] or found
+    if not found:
+        raise LayerError(f"layer {name!r} gets no floating tensor: there is no input to edit")
+    copies = tuple(leaf.clone() for _, leaf in found)
+    changed = function(copies if len(copies) > 1 else copies[0])
+    if changed is None:
+        return None
+    parts = changed if len(copies) > 1 else (changed,)
+    if not isinstance(parts, tuple | list) or len(parts) != len(copies):
+        raise LayerError(
+            f"layer {name!r} gets {len(copies)} tensors: its edit must return as many, in a tuple, or None"
+        )
+    for (path, _), part in zip(found, parts, strict=True):
+        taken = replaced(taken, path, _expect_tensor(name, part))
+    return taken[0], taken[1]
+
+
+def _edit_gradient(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
+    path, tensor = the_tensor(name, output)
+    if not tensor.requires_grad:
+        return None
+
+    def changed(gradient: Tensor) -> Tensor | None:
+        result = function(gradient.clone())
+        if result is None:
+            return None
+        if _expect_tensor(name, result).shape != gradient.shape:
+            shapes = f"{tuple(result.shape)}; expected the gradient's own {tuple(gradient.shape)}"
+            raise LayerError(f"the edit of the gradient at layer {name!r} returns shape {shapes}")
+        return _expect_tensor(name, result)
+
+    # a tensor of its own: the layer may return one that others use too, and their gradients are not this layer's
+    leaving = tensor.clone()
+    hooks.hold(on_gradient(leaving, changed))
+    return replaced(output, path, leaving)
+
+
+def _expect_tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise LayerError(f"the edit of layer {name!r} returns a {type(value).__name__}; expected a tensor, or None")
+    return value
+
+
+_EDITORS: dict[str, tuple[Callable[[nn.Module, Any], Any], Callable[..., Any]]] = {
+    "output": (nn.Module.register_forward_hook, _edit_output),
+    "input": (partial(nn.Module.register_forward_pre_hook, with_kwargs=True), _edit_input),
+    "gradient": (nn.Module.register_forward_hook, _edit_gradient),
+}

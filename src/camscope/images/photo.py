@@ -1,0 +1,183 @@
+"""A photograph of any kind, as the pixels a viewer would show."""
+
+import stat
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from camscope.errors import ImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = NDArray[np.uint8]
+MAX_PIXELS = 178_956_970  # where Pillow, as it comes, refuses a file too
+EXPECTED = (
+    "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in grey, "
+    "or a uint8 tensor (C,H,W) with 3 or 1 channels"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """An image as it is seen: `pixels` (H,W,3) uint8 RGB, upright, its own memory; `name` for captions and messages."""
+
+    pixels: Pixels
+    name: str
+
+
+def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
+    """(H,W,3) uint8 RGB from a path, a PIL image, a uint8 array (H,W,3) or (H,W), or a uint8 tensor (C,H,W).
+
+    EXIF orientation is applied. Transparency is laid over white. 16-bit grey goes from 0..65535 to 0..255; what has no
+    known range (32-bit integers, floats) is refused. Of an animation or a stack the first frame is read.
+    `max_pixels`: a larger image is refused before it is decoded. Every refusal is an ImageError naming the source.
+    """
+    from PIL import Image
+
+    if isinstance(source, str | Path):
+        return Photo(_read(Path(source), max_pixels), Path(source).name)
+    if isinstance(source, Image.Image):
+        name = str(getattr(source, "filename", "") or "the PIL image")
+        with _told(name), _quiet():
+            return Photo(_decoded(source, name, max_pixels), Path(name).name)
+    if isinstance(source, Tensor):
+        return Photo(_from_tensor(source, max_pixels), "tensor")
+    if isinstance(source, np.ndarray):
+        return Photo(_from_array(source, max_pixels), "array")
+    raise ImageError(f"the image is a {type(source).__name__}; {EXPECTED}")
+
+
+def _read(path: Path, max_pixels: int) -> Pixels:
+    from PIL import Image
+
+    with _told(str(path)), _quiet():
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError(f"{path}: it is {'a folder' if path.is_dir() else 'not a regular file'}")
+        if not status.st_size:
+            raise ImageError(f"{path}: the file is empty")
+        with path.open("rb") as file, Image.open(file) as image:
+            return _decoded(image, str(path), max_pixels)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Whatever a decoder raises, as one error that names the image: corrupt files fail in every way there is."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        yield
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        raise ImageError(f"{name}: this is not an image of a format that Pillow knows, or it is damaged") from None
+    except FileNotFoundError:
+        raise ImageError(f"{name}: there is no such file") from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: Pillow refuses it: {error}") from error
+    except Exception as error:
+        if reason := getattr(error, "strerror", None):
+            raise ImageError(f"{name}: it cannot be read: {reason}") from error
+        raise ImageError(f"{name}: it is damaged: {str(error) or type(error).__name__}") from error
+
+
+def _decoded(image: "Image", name: str, max_pixels: int) -> Pixels:
+    _check_size(image.size, name, max_pixels)
+    if image.format == "EPS":
+        raise ImageError(f"{name}: EPS is a program, not pixels; save it as PNG")
+    # 16-bit files open as plain integers in these formats; once transposed, an image no longer knows its format
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+    image.load()
+    _check_size(image.size, name, max_pixels)  # an icon can turn out larger than its header said
+    upright = _upright(image)
+    if sixteen:
+        return _grey(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    if upright.mode in {"I", "F"}:
+        came = f"{name}: pixels of mode {upright.mode!r} have no known range"
+        raise ImageError(f"{came}; scale them to 0..255 and pass a uint8 array")
+    return np.array(_rgb(upright))
+
+
+def _upright(image: "Image") -> "Image":
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF says nothing of the pixels, which are whole: they stay as they lie
+        return image
+
+
+def _rgb(image: "Image") -> "Image":
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _from_array(array: NDArray[Any], max_pixels: int) -> Pixels:
+    came = f"the image is an array of {array.dtype} with shape {array.shape}"
+    if array.dtype != np.uint8:
+        raise ImageError(f"{came}; {EXPECTED}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
+    if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] in (1, 3):
+        raise ImageError(f"{came}, which looks like (C,H,W); {EXPECTED}. Pass array.transpose(1, 2, 0)")
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not array.size:
+        raise ImageError(f"{came}; {EXPECTED}")
+    _check_size((array.shape[1], array.shape[0]), "the array", max_pixels)
+    return _grey(array) if array.ndim == 2 else np.array(array, order="C")
+
+
+def _from_tensor(tensor: Tensor, max_pixels: int) -> Pixels:
+    came = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
+    if tensor.dtype != torch.uint8:
+        raise ImageError(f"{came}; {EXPECTED}. A float tensor is taken where a model's own input is expected")
+    if tensor.ndim != 3 or tensor.shape[0] not in (1, 3) or not tensor.numel():
+        raise ImageError(f"{came}; {EXPECTED}")
+    _check_size((tensor.shape[2], tensor.shape[1]), "the tensor", max_pixels)
+    return np.array(tensor.cpu().expand(3, -1, -1).permute(1, 2, 0).numpy(), order="C")
+
+
+def _grey(array: Pixels) -> Pixels:
+    return np.repeat(array[..., None], 3, axis=2)
+
+
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise ImageError(f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; see max_pixels=")
+    if not width * height:
+        raise ImageError(f"{name}: an image of {width} x {height} pixels")
+
+
+_quiet_lock = threading.Lock()
+_quiet_users = 0
+_quiet_state = ExitStack()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Pillow's own warnings off: what it warns of is an error here, or harmless. One filter for all threads inside."""
+    global _quiet_users
+    with _quiet_lock:
+        if not _quiet_users:
+            _quiet_state.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+        _quiet_users += 1
+    try:
+        yield
+    finally:
+        with _quiet_lock:
+            _quiet_users -= 1
+            if not _quiet_users:
+                _quiet_state.close()

@@ -1,0 +1,161 @@
+"""Any callable from a PIL image to a tensor, with its placement measured by sending known pictures through it."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from camscope.errors import GeometryError, PreprocessError
+from camscope.geometry import Placement
+
+Pixels = NDArray[np.uint8]
+KEPT = 32  # image sizes whose placement is remembered
+# Two ramps across the image, each mostly along one axis. They lean, so that rounding to 8 bits falls differently on
+# neighbouring pixels and averages out.
+RAMPS = np.array([[0.8, 0.2], [0.2, 0.8]])
+# How far, in grey levels (RMS), the measured pixels may lie off the plane that was fitted: two roundings to 8 bits cost
+# about half a level, and a stretched source pixel is flat for its own width.
+TOLERANCE, FLATNESS = 1.0, 0.5
+
+
+class Probed:
+    """Pixels (H,W,3) uint8 -> (tensor (C,H,W), Placement or None): a callable on a PIL image, and where it looks.
+
+    `transform`: takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
+    The placement is the affine map that four pictures of the image's size reveal: black, white, and two ramps. It is
+    None where they reveal none: the callable draws random numbers, bends the image, or changes its values unevenly.
+    Nobody's random state is changed by the measurement.
+    """
+
+    def __init__(self, transform: Callable[..., Any]) -> None:
+        self.transform = transform
+        self._placements: dict[tuple[int, int], Placement | None] = {}
+
+    def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement | None]:
+        """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image, if that is known."""
+        result = self._run(pixels)
+        place = self.placement(pixels.shape[:2])
+        return result, place if place and place.input_size == tuple(result.shape[1:]) else None
+
+    def placement(self, size: tuple[int, int]) -> Placement | None:
+        """Where the model's input lies on an image of `size` (height, width), in pixels; None if that is unknown."""
+        if size not in self._placements:
+            measured = self._measured(size)
+            while len(self._placements) >= KEPT:
+                self._placements.pop(next(iter(self._placements)), None)
+            self._placements[size] = measured
+        return self._placements[size]
+
+    def _run(self, pixels: Pixels) -> Tensor:
+        from PIL import Image
+
+        name = getattr(self.transform, "__name__", type(self.transform).__name__)
+        try:
+            result = self.transform(Image.fromarray(pixels))
+        except Exception as error:
+            raise PreprocessError(f"the preprocessing {name} raised {type(error).__name__}: {error}") from error
+        if isinstance(result, Tensor) and result.is_floating_point():
+            result = result.detach().as_subclass(Tensor)
+            result = result[0] if result.ndim == 4 and len(result) == 1 else result
+            if result.ndim == 3 and result.numel():
+                return result
+        came = (
+            f"a tensor {tuple(result.shape)} of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+        )
+        raise PreprocessError(f"the preprocessing {name} returned {came}; expected a float tensor (C,H,W) or (1,C,H,W)")
+
+    def _measured(self, size: tuple[int, int]) -> Placement | None:
+        with _random_state_kept() as drawn:
+            try:
+                planes = [self._plane(picture) for picture in _pictures(size)]
+            except PreprocessError:  # it takes the photograph, but not these pictures
+                return None
+            if drawn():
+                return None
+        return _solved(planes, size)
+
+    def _plane(self, pixels: Pixels) -> NDArray[np.float64]:
+        return self._run(pixels).cpu().double().numpy()
+
+
+def _pictures(size: tuple[int, int]) -> Iterator[Pixels]:
+    """Black, white, both ramps, and the first ramp again: what is not random gives the same twice."""
+    yield np.zeros((*size, 3), np.uint8)
+    yield np.full((*size, 3), 255, np.uint8)
+    for lean in (*RAMPS, RAMPS[0]):
+        yield _ramp(size, lean)
+
+
+def _ramp(size: tuple[int, int], lean: NDArray[np.float64]) -> Pixels:
+    """A ramp from 0 to 255 that is exact on average: each pixel is rounded by a pattern that has no direction."""
+    rows, columns = (np.arange(length, dtype=np.float32) for length in size)
+    # the multiples of these two numbers fill the unit square evenly
+    dither = np.add.outer(rows * np.float32(0.7548777) % 1, columns * np.float32(0.5698403) % 1) % 1
+    levels = np.add.outer((rows + 0.5) * (255 * lean[0] / size[0]), (columns + 0.5) * (255 * lean[1] / size[1]))
+    return np.repeat((levels + dither).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def _solved(planes: list[NDArray[np.float64]], size: tuple[int, int]) -> Placement | None:
+    black, white, first, second, again = planes
+    shapes = {plane.shape for plane in planes}
+    if len(shapes) > 1 or not all(np.isfinite(plane).all() for plane in planes) or not np.array_equal(first, again):
+        return None
+    contrast = white - black
+    power = (contrast**2).sum(0)
+    seen = power > power.max() / 4  # constant padding answers neither black nor white
+    if not power.max() or seen.sum() < 3:
+        return None
+    answers = [((ramp - black) * contrast).sum(0)[seen] / power[seen] for ramp in (first, second)]
+    return _fitted(np.argwhere(seen) + np.float64(0.5), np.array(answers).T, size, power.shape)
+
+
+def _fitted(
+    points: NDArray[np.float64], answers: NDArray[np.float64], size: tuple[int, int], plane: tuple[int, ...]
+) -> Placement | None:
+    """The affine map from input points (M,2) to the image that explains the ramps' values (M,2), 0 to 1, there."""
+    design = np.column_stack([points, np.ones(len(points))])
+    solution, _, rank, _ = np.linalg.lstsq(design, answers, rcond=None)
+    residual = 255 * np.sqrt(((design @ solution - answers) ** 2).mean(0))
+    flat = 255 * (RAMPS / size).max(1)
+    if rank < 3 or (residual > TOLERANCE + FLATNESS * flat).any():
+        return None
+    matrix = np.diag(size) @ np.linalg.solve(RAMPS, solution.T)
+    try:
+        return Placement(_straight(matrix, plane), plane, size)
+    except GeometryError:  # everything shrank to a line
+        return None
+
+
+def _straight(matrix: NDArray[np.float64], plane: tuple[int, ...]) -> NDArray[np.float64]:
+    """Without a tilt of less than half an input pixel over the whole plane: that is noise; the centre stays put."""
+    linear = matrix[:, :2]
+    centre = linear @ np.divide(plane, 2) + matrix[:, 2]
+    tilt = np.abs(linear) * plane < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
+    linear = np.where(tilt, 0, linear)
+    return np.column_stack([linear, centre - linear @ np.divide(plane, 2)])
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[Callable[[], bool]]:
+    """Python's, numpy's and torch's random state, put back at the end; the value says if any was drawn from."""
+    python, numpy, pytorch = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+
+    def drawn() -> bool:
+        same = random.getstate() == python and torch.equal(torch.get_rng_state(), pytorch)
+        return not (same and _plain(np.random.get_state(legacy=False)) == _plain(numpy))
+
+    try:
+        yield drawn
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(pytorch)
+
+
+def _plain(numpy_state: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(value, object).tolist() for name, value in numpy_state["state"].items()}

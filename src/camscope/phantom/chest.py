@@ -1,0 +1,145 @@
+"""A chest as X-rays see it: how much body, lungs, heart, bones and vessels weaken the ray behind every pixel."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import pi
+
+import numpy as np
+from numpy.random import Generator
+
+from camscope.phantom.plane import Field, Plane, band, clouds, ramp
+
+
+@dataclass(frozen=True)
+class Lung:
+    """One lung: fields (H,W) on the image's pixels; lengths are in half image widths.
+
+    `side` is -1 on the image's left and 1 on its right; `wall` is the depth below the chest wall and `dome` the
+    height above the diaphragm; `out` and `up` run from the lung's centre (0) to its outer wall and its apex (1).
+    """
+
+    side: int
+    wall: Field
+    dome: Field
+    out: Field
+    up: Field
+
+    @cached_property
+    def depth(self) -> Field:
+        """How deep inside the lung a pixel lies; negative outside."""
+        return np.minimum(self.wall, self.dome)
+
+    @cached_property
+    def air(self) -> Field:
+        """Share of air, 0 to 1."""
+        return ramp(self.depth, 0.05)
+
+
+@dataclass(frozen=True)
+class Chest:
+    """A chest without findings: its attenuation (H,W), the part of it that is vessels, and its lungs."""
+
+    plane: Plane
+    attenuation: Field
+    vessels: Field
+    heart: Field
+    lungs: tuple[Lung, Lung]
+
+
+def chest(random: Generator, size: int) -> Chest:
+    """A chest of random build, turned, moved and scaled a little, on size x size pixels."""
+    plane = Plane.random(random, size)
+    x, y = plane.x, plane.y
+    lungs = _lung(random, -1, x, y), _lung(random, 1, x, y)
+    heart, air = _heart(random, x, y), lungs[0].air + lungs[1].air
+    vessels = _vessels(random, plane) * (0.2 + 0.8 * air)
+    body, bones = _body(random, x, y), _midline(random, x, y) + _bones(random, lungs, x, y)
+    attenuation = body * (random.uniform(0.74, 0.86) - 0.16 * x * x + 0.10 * np.maximum(y, 0) + bones)
+    attenuation += 0.14 * heart + vessels - air * random.uniform(0.50, 0.60) * (1 - 0.8 * heart)
+    attenuation += _cables(random, plane) + clouds(random, 5, size, 0.04) + clouds(random, 24, size, 0.015)
+    return Chest(plane, attenuation, vessels, heart, lungs)
+
+
+def _lung(random: Generator, side: int, x: Field, y: Field) -> Lung:
+    """A superellipse cut off by the dome of the diaphragm."""
+    width, height = random.uniform(0.29, 0.34), random.uniform(0.80, 0.92)
+    centre, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
+    base = random.uniform(0.42, 0.62) - 0.06 * (side < 0)  # the liver lifts the diaphragm on the image's left
+    up = (middle - y) / height
+    out = (x * side - centre) / (width * (1 - 0.16 * up))  # narrower towards the apex
+    power = np.abs(out) ** 2.5 + np.abs(up) ** 2.5
+    dome = base + random.uniform(0.8, 1.8) * (out * width + 0.06) ** 2 - y
+    return Lung(side, (1 - power**0.4) * width, dome, out, up)
+
+
+def _body(random: Generator, x: Field, y: Field) -> Field:
+    """Trunk, shoulders and neck, 0 to 1."""
+    wide, slope, top = random.uniform(0.92, 1.06), random.uniform(0.20, 0.45), random.uniform(-0.98, -0.88)
+    neck = random.uniform(0.22, 0.30)
+    across = np.abs(x)
+    shoulders = y - top - slope * np.maximum(across - neck, 0) + 0.02 / (0.06 + np.maximum(across - neck, 0))
+    return ramp(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
+
+
+def _heart(random: Generator, x: Field, y: Field) -> Field:
+    """0 to 1: an ellipse that leans to the image's right, and the knob of the aorta above it."""
+    wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
+    right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
+    heart = ramp(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
+    knob = ramp(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
+    return np.maximum(heart, 0.8 * knob)
+
+
+def _midline(random: Generator, x: Field, y: Field) -> Field:
+    """Mediastinum and spine with its vertebrae, bright; the windpipe in front of them, dark."""
+    spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
+    vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
+    spine = band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
+    windpipe = band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * ramp(-0.30 - y, 0.2)
+    return 0.13 * band(x, random.uniform(0.26, 0.34), 0.12) + spine - 0.12 * windpipe
+
+
+def _bones(random: Generator, lungs: tuple[Lung, Lung], x: Field, y: Field) -> Field:
+    """Ribs behind (nearly level) and in front (falling inwards), collar bones and shoulder blades."""
+    across, spacing = np.abs(x), random.uniform(0.155, 0.185)
+    cage = ramp(np.maximum(lungs[0].wall, lungs[1].wall) + 0.05, 0.06) * ramp(across - 0.08, 0.05)
+    behind = _ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
+    front = _ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
+    collar = band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
+    blade = ramp(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04) * ramp(-y, 0.3) * ramp(y + 0.75, 0.1)
+    ribs = cage * (0.10 * behind * ramp(0.75 - y, 0.3) + 0.05 * front * ramp(across - 0.33, 0.2))
+    bones = ribs + 0.10 * collar * ramp(across - 0.10, 0.08) * ramp(0.72 - across, 0.1) + 0.05 * blade
+    return bones * random.uniform(0.8, 1.3)
+
+
+def _ribs(height: Field, spacing: float, start: float) -> Field:
+    """Parallel bands with brighter rims, 0 to about 1."""
+    phase = height / spacing + start
+    off = np.abs(phase - np.floor(phase) - 0.5) * spacing
+    return 0.65 * ramp(0.033 - off, 0.02) + 0.35 * band(off - 0.027, 0.012, 0.02)
+
+
+def _vessels(random: Generator, plane: Plane) -> Field:
+    """Curved branches that fan out from both hila and fade."""
+    count, steps = 28, np.linspace(0, 1, 80)
+    side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
+    angle = random.uniform(-1.45, 1.35, (count, 1)) + random.normal(0, 0.8, (count, 1)) * steps
+    reach = random.uniform(0.15, 0.75, (count, 1)) / len(steps)
+    across = random.uniform(0.15, 0.24, (count, 1)) + np.cumsum(np.cos(angle), axis=1) * reach
+    down = random.normal(0, 0.08, (count, 1)) + np.cumsum(np.sin(angle), axis=1) * reach
+    weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * reach * 150
+    hila = [
+        np.maximum(1 - ((plane.x - s * random.uniform(0.17, 0.21)) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0)
+        for s in (-1, 1)
+    ]
+    return plane.trace(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
+
+
+def _cables(random: Generator, plane: Plane) -> Field:
+    """None, one or two thin lines of a monitor or a tube that cross the chest anywhere."""
+    along, count = np.linspace(-1.3, 1.3, 320)[:, None], int(random.integers(0, 3))
+    angle, offset = random.uniform(0, pi, count), random.uniform(-0.7, 0.7, count)
+    off = offset + random.normal(0, 0.25, count) * along**2
+    weight = random.uniform(0.06, 0.14, count) + 0 * off
+    x, y = along * np.cos(angle) - off * np.sin(angle), along * np.sin(angle) + off * np.cos(angle)
+    return plane.trace(x, y, weight)

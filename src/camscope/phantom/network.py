@@ -1,0 +1,90 @@
+"""PhantomNet: a small residual net with `layer1` … `layer4`, and the weights of it that ship with the package."""
+
+from collections import OrderedDict
+from importlib.resources import as_file, files
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from camscope.phantom.draw import CATEGORIES, SIZE
+
+WEIGHTS: Final = "phantom.safetensors"
+
+
+class Preprocessing(NamedTuple):
+    """How an image becomes the net's input: grey, size x size, then (value / 255 - mean) / std."""
+
+    size: int
+    mean: float
+    std: float
+
+
+PREPROCESSING: Final = Preprocessing(SIZE, mean=0.55, std=0.2)
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both ways added, then the ReLU."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += self.downsample(x)
+        result: Tensor = self.relu(out)
+        return result
+
+
+class PhantomNet(nn.Module):
+    """Grey images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
+
+    At 128 x 128 the grids are 32, 16, 16 and 16 cells a side for `layer1` … `layer4`, so that a cell of the last map
+    is 8 pixels wide: about as wide as a small nodule.
+    """
+
+    def __init__(self, classes: int = len(CATEGORIES)) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 5, 2, 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layer1 = nn.Sequential(OrderedDict([("0", Block(16, 16, 1))]))
+        self.layer2 = nn.Sequential(OrderedDict([("0", Block(16, 32, 2))]))
+        self.layer3 = nn.Sequential(OrderedDict([("0", Block(32, 48, 1))]))
+        self.layer4 = nn.Sequential(OrderedDict([("0", Block(48, 64, 1))]))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores (logits) of every class."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        scores: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return scores
+
+
+def as_input(images: NDArray[np.uint8]) -> Tensor:
+    """Drawn images (N,H,W) uint8 as the net's input (N,1,H,W) float32."""
+    grey = torch.from_numpy(images).unsqueeze(1).float() / 255
+    return (grey - PREPROCESSING.mean) / PREPROCESSING.std
+
+
+def load_phantom_net() -> PhantomNet:
+    """The bundled net in eval mode; nothing is fetched."""
+    from safetensors.torch import load_file
+
+    net = PhantomNet()
+    with as_file(files("camscope.phantom") / WEIGHTS) as path:
+        net.load_state_dict(load_file(path))
+    return net.eval()

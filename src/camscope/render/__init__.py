@@ -1,0 +1,32 @@
+"""Pictures from arrays: pure functions, uint8 (H,W,3) RGB in and out; maps are (H,W), 0..1, or -1..1 where signed."""
+
+from camscope.render.channels import channel_grid
+from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
+from camscope.render.overlay import not_covered, overlay
+from camscope.render.panel import beside, captioned, colour_bar, panel
+from camscope.render.picture import FORMATS, Picture, encode, fitted
+from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
+
+__all__ = [
+    "COLORMAPS",
+    "DIVERGING",
+    "FORMATS",
+    "PERCEPTUAL",
+    "Box",
+    "Picture",
+    "beside",
+    "boxes",
+    "captioned",
+    "channel_grid",
+    "colour_bar",
+    "colourise",
+    "contours",
+    "draw_boxes",
+    "draw_contours",
+    "draw_marker",
+    "encode",
+    "fitted",
+    "not_covered",
+    "overlay",
+    "panel",
+]

@@ -1,0 +1,89 @@
+"""The overlay: a map's colours over the photograph, and a look of its own for what the map does not cover."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import GeometryError, InputError
+from camscope.render.colour import DIVERGING, colourise, lower_bound
+from camscope.render.picture import (
+    PAPER,
+    Colour,
+    Picture,
+    Values,
+    checked_fraction,
+    checked_picture,
+    checked_values,
+    line_width,
+)
+
+# What is not covered: its lightness times SHADE plus VEIL, neither black nor white, with stripes lighter by HATCH.
+SHADE, VEIL, HATCH = 0.30, 38.0, 30.0
+# Rows mixed at a time: a large photograph needs little more memory than the result.
+BAND = 256
+
+
+def overlay(
+    image: Picture,
+    values: Values,
+    *,
+    alpha: float = 0.7,
+    colormap: str = "inferno",
+    alpha_by_value: bool = True,
+    covered: NDArray[np.bool_] | None = None,
+) -> Picture:
+    """(H,W,3) and (H,W) in 0..1 (`colormap="diverging"`: -1..1) -> (H,W,3): the map's colours over the picture.
+
+    `alpha`: opacity of the strongest value; 0 returns the picture as it is. `alpha_by_value`: weaker values are more
+    transparent, zero leaves the picture untouched; otherwise all values have the same opacity. `covered`: (H,W), False
+    where the map says nothing; that part turns grey, dim and hatched behind a thin line, which no value looks like.
+    InputError, NonFiniteError or GeometryError for arrays that do not belong together.
+    """
+    numbers = checked_values(values, over=checked_picture(image))
+    if checked_fraction("alpha", alpha) == 0:
+        return image.copy()
+    out = image.copy() if covered is None else not_covered(image, covered)
+    for top in range(0, len(out), BAND):
+        rows = np.s_[top : top + BAND]
+        opacity = alpha * _presence(numbers[rows], colormap) if alpha_by_value else np.full_like(numbers[rows], alpha)
+        mixed = _blend(image[rows], colourise(numbers[rows], colormap), opacity[..., None])
+        np.copyto(out[rows], mixed, where=True if covered is None else covered[rows, :, None])
+    return out
+
+
+def not_covered(image: Picture, covered: NDArray[np.bool_], *, line: Colour = PAPER) -> Picture:
+    """(H,W,3) and (H,W) -> (H,W,3): how a picture looks where no map covers it: grey, dim, hatched.
+
+    `line`: colour of the boundary, drawn outside the covered part so that it hides no value.
+    """
+    import cv2
+
+    _check_cover(covered, checked_picture(image))
+    width = line_width(image)
+    diagonal = np.add.outer(np.arange(image.shape[0]), np.arange(image.shape[1]))
+    stripes = diagonal // width % 10 == 0
+    grey = cv2.addWeighted(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), SHADE, stripes.astype(np.uint8), HATCH, VEIL)
+    dim = np.repeat(grey[..., None].astype(np.uint8, copy=False), 3, axis=2)
+    grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
+    dim[(grown > 0) & ~covered] = line
+    return dim
+
+
+def _presence(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]:
+    """Opacity of a value: 0 at 0, 1 at the ends.
+
+    It rises early, so that weak evidence can be seen on a bright photograph; with the diverging map it rises evenly,
+    for there weak values are white, and would lie on the photograph like fog.
+    """
+    strength = np.minimum(np.abs(np.clip(values, lower_bound(colormap), None)), 1)
+    return strength if colormap == DIVERGING else 1 - (1 - strength) ** 3
+
+
+def _blend(image: Picture, colours: Picture, opacity: NDArray[np.float64]) -> Picture:
+    return np.rint(image + opacity * (colours.astype(np.float64) - image)).astype(np.uint8)
+
+
+def _check_cover(covered: NDArray[np.bool_], image: Picture) -> None:
+    if covered.dtype != np.bool_:
+        raise InputError(f"covered is {covered.dtype}; expected bool: True where the map lies")
+    if covered.shape != image.shape[:2]:
+        raise GeometryError(f"covered is {covered.shape} and the picture {image.shape[:2]}; expected the same size")

@@ -1,0 +1,129 @@
+"""Shapes on a picture: contours and boxes of a map, and a mark on a point.
+
+Coordinates are (row, column) on the pixels' edges, as everywhere in camscope: pixel i covers [i, i+1].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import InputError
+from camscope.render.colour import colourise
+from camscope.render.picture import Colour, Picture, Values, checked_picture, checked_values, line_width
+from camscope.render.text import text_tile
+
+CYAN: Colour = (0, 229, 255)
+LIGHT: Colour = (255, 255, 255)
+DARK: Colour = (0, 0, 0)
+SUBPIXEL = 4
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle of whole pixels around connected values, and the largest of them."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    peak: float
+
+
+def contours(values: Values, level: float) -> list[NDArray[np.float64]]:
+    """(H,W) -> closed polygons (M,2) along the edges of the pixels whose value is >= `level`; a hole has its own.
+
+    The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
+    """
+    import cv2
+
+    # On a mask of twice the size the traced pixel centres 2i and 2i+1 name the edges i and i+1 of pixel i.
+    mask = (checked_values(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
+    found, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+    return [_without_repeats((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(found)]
+
+
+def boxes(values: Values, threshold: float) -> list[Box]:
+    """(H,W) -> one box for each group of touching pixels >= `threshold`, strongest peak first."""
+    import cv2
+
+    numbers = checked_values(values)
+    count, labels, stats, _ = cv2.connectedComponentsWithStats((numbers >= threshold).astype(np.uint8), connectivity=8)
+    found = []
+    for label in range(1, count):
+        left, top, width, height = (int(number) for number in stats[label, :4])
+        window = np.s_[top : top + height, left : left + width]
+        found.append(Box(left, top, width, height, float(numbers[window][labels[window] == label].max())))
+    return sorted(found, key=lambda box: (-box.peak, box.top, box.left))
+
+
+def draw_contours(
+    image: Picture, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
+) -> Picture:
+    """(H,W,3) and (H,W) -> (H,W,3): the contours at each level, in the level's colour, on a line that sets them off."""
+    checked_values(values, over=checked_picture(image))
+    out = image.copy()
+    for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
+        ink = _colour(colourise(np.array([[level]]), colormap))
+        for polygon in contours(values, level):
+            _draw_line(out, polygon, ink)
+    return out
+
+
+def draw_boxes(
+    image: Picture, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, colour: Colour = CYAN
+) -> Picture:
+    """(H,W,3) -> (H,W,3): each box as a frame, its label (one a box) above it, or inside if there is no room."""
+    if labels is not None and len(labels) != len(boxes):
+        raise InputError(f"{len(labels)} labels for {len(boxes)} boxes; expected one a box")
+    out = checked_picture(image).copy()
+    for box in reversed(boxes):
+        _draw_line(out, _corners(box), colour)
+    size = min(64, max(11, 12 * line_width(image)))
+    for box, label in zip(boxes, labels or [], strict=False):
+        _place(out, text_tile(label, size, ink=DARK, paper=colour), box)
+    return out
+
+
+def draw_marker(image: Picture, row: float, column: float, *, colour: Colour = CYAN) -> Picture:
+    """(H,W,3) -> (H,W,3): a ring around a point given in edge coordinates (the middle of pixel i is i + 0.5)."""
+    out = checked_picture(image).copy()
+    angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    radius = 4 + 4 * line_width(image)
+    ring = np.stack([row + radius * np.sin(angle), column + radius * np.cos(angle)], axis=-1)
+    _draw_line(out, ring, colour)
+    return out
+
+
+def _without_repeats(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    fresh: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
+    return points[fresh]
+
+
+def _corners(box: Box) -> NDArray[np.float64]:
+    bottom, right = box.top + box.height, box.left + box.width
+    return np.array([(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)], dtype=np.float64)
+
+
+def _draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour) -> None:
+    """A closed line on `out` itself, over a wider one of the opposite lightness: it shows on any photograph."""
+    import cv2
+
+    points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL).astype(np.int32)
+    width, rim = line_width(out) + 1, max(1, line_width(out) // 2)
+    for ink, thickness in ((DARK if sum(colour) > 300 else LIGHT, width + 2 * rim), (colour, width)):
+        cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL)
+
+
+def _place(out: Picture, tile: Picture, box: Box) -> None:
+    """The tile on `out` itself: above the box, or inside where there is no room, and never beyond the picture."""
+    rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
+    top = box.top - rows if box.top >= rows else box.top
+    top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)
+    out[top : top + rows, left : left + columns] = tile[:rows, :columns]
+
+
+def _colour(picture: Picture) -> Colour:
+    red, green, blue = (int(part) for part in picture[0, 0])
+    return red, green, blue

@@ -1,0 +1,197 @@
+"""Score: the one number per sample that is explained."""
+
+import difflib
+import numbers
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import CamscopeWarning, TargetError
+from camscope.hooks.structure import leaves
+
+Question = int | str | Tensor | Sequence[int | str | None] | Callable[[Any], Tensor] | None
+
+
+class Score:
+    """The number explained, one per sample (N,).
+
+    The first, clean call fixes the classes, so a perturbed input never changes the question.
+
+    `target`: a class index; a class name, one of `categories`; None, each sample's top class; a sequence or tensor (N,)
+    with one of these per sample; or any callable output -> (N,). `args`, `kwargs`: handed to the model after x.
+    Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target: Question = None,
+        *,
+        categories: Sequence[str] | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model, self._args, self._kwargs = model, args, dict(kwargs or {})
+        self.target = target if callable(target) else _plain(target)
+        self.categories = categories
+        self.classes: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N,): run the model on x (N,C,*S) and read the score off its output."""
+        return self.read(self.forward(x))
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401 - a model may return any structure
+        """The model's whole output, off which several scores can be read."""
+        return self._model(x, *self._args, **self._kwargs)
+
+    def read(self, output: object) -> Tensor:
+        """(N,): the score in an output of the model."""
+        values = self._read(output)
+        if self.values is None:
+            self.values = values.detach()
+        return values
+
+    def _read(self, output: object) -> Tensor:
+        if callable(self.target):
+            return _checked_scores(self.target(output), self.target)
+        logits = class_scores(output)
+        if self.classes is None:
+            self.classes = self._fixed(logits.detach())
+            self.logits = logits.detach()
+            _warn_of_probabilities(self.logits)
+        if len(self.classes) != len(logits):
+            raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(self.classes)}")
+        return logits.gather(1, self.classes[:, None])[:, 0]
+
+    def class_of(self, sample: int) -> int | None:
+        """Class index explained in one sample; None for a callable target or before the first call."""
+        return None if self.classes is None else int(self.classes[sample])
+
+    def label_of(self, sample: int) -> str:
+        """The question of one sample in words: its class name, `class 3`, or the callable's name."""
+        index = self.class_of(sample)
+        if index is None:
+            return getattr(self.target, "__name__", type(self.target).__name__)
+        return self.name_of(index)
+
+    def name_of(self, index: int) -> str:
+        """Category of a class, or `class 3` where categories are not known."""
+        named = self.categories is not None and (self.logits is None or len(self.categories) == self.logits.shape[1])
+        return self.categories[index] if self.categories and named else f"class {index}"
+
+    def _fixed(self, logits: Tensor) -> Tensor:
+        """(N,) int64: the class of each sample."""
+        target: Any = self.target
+        wanted = list(target) if isinstance(target, list) else [target] * len(logits)
+        if len(wanted) != len(logits):
+            raise TargetError(f"{len(wanted)} targets for a batch of {len(logits)}: give one, or one per sample")
+        top = logits.argmax(1).tolist()
+        return torch.tensor(
+            [best if one is None else self._index(one, logits.shape[1]) for one, best in zip(wanted, top, strict=True)],
+            device=logits.device,
+        )
+
+    def _index(self, wanted: int | str, classes: int) -> int:
+        index = wanted if isinstance(wanted, int) else self._named(wanted)
+        if 0 <= index < classes:
+            return index
+        if classes == 1:
+            raise TargetError(
+                f"class {index} of a model with one output: its only class is 0 (or None); for the evidence against it "
+                f"pass target=lambda output: -output.flatten()"
+            )
+        raise TargetError(f"class {index} is out of range: the model has {classes} classes (0..{classes - 1})")
+
+    def _named(self, name: str) -> int:
+        if not self.categories:
+            raise TargetError(
+                f"class {name!r} by name: the model's categories are not known; pass categories= or an index"
+            )
+        folded = name.casefold()
+        exact = [i for i, category in enumerate(self.categories) if category.casefold() == folded]
+        found = exact or [i for i, c in enumerate(self.categories) if folded in map(str.strip, c.casefold().split(","))]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            choice = ", ".join(f"{i} {self.categories[i]!r}" for i in found)
+            raise TargetError(f"class {name!r} is ambiguous: {choice}; pass the index")
+        near = difflib.get_close_matches(name, self.categories, n=3, cutoff=0.0)
+        raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
+
+
+def class_scores(output: object) -> Tensor:
+    """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
+    found = output if isinstance(output, Tensor) else _logits_in(output)
+    if not found.is_floating_point():
+        raise TargetError(
+            f"the model's output is {found.dtype}: there is no gradient of integers; explain a float output"
+        )
+    if found.ndim < 2:
+        return found.reshape(-1, 1)
+    if found.ndim > 2 and any(extent > 1 for extent in found.shape[2:]):
+        raise TargetError(
+            f"the output {tuple(found.shape)} has a class score at every place; pass a target that reduces it, e.g. "
+            f"target=lambda output: output[:, 3].mean((1, 2)), or with a mask: (output[:, 3] * mask).sum((1, 2))"
+        )
+    return found.flatten(1)
+
+
+def _logits_in(output: object) -> Tensor:
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
+    flat = [leaf for _, leaf in found if leaf.ndim == 2]
+    if len(flat) == 1:
+        return flat[0]
+    if len(found) == 1:
+        return found[0][1]
+    listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in found) or "no float tensor"
+    raise TargetError(
+        f"which number of a {type(output).__name__} is explained? it holds {listing}; pass target= a callable output -> (N,)"
+    )
+
+
+def _plain(target: object) -> int | str | list[int | str | None] | None:
+    """A target as plain ints and names; a bool, a float or anything else is refused by name."""
+    if isinstance(target, Tensor) or hasattr(target, "tolist"):
+        target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
+    if isinstance(target, list | tuple):
+        plain = [_plain(one) for one in target]
+        if any(isinstance(one, list) for one in plain):
+            raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
+        return plain  # type: ignore[return-value]  # the line above leaves no list inside
+    if target is None or isinstance(target, str):
+        return target
+    if isinstance(target, bool) or not isinstance(target, numbers.Integral):
+        raise TargetError(
+            f"target {target!r} is a {type(target).__name__}: expected a class index, a class name, None, one of these per "
+            f"sample, or a callable output -> (N,)"
+        )
+    if int(target) < 0:
+        raise TargetError(f"class {target} is negative: classes count from 0")
+    return int(target)
+
+
+def _checked_scores(scores: object, target: object) -> Tensor:
+    name = getattr(target, "__name__", type(target).__name__)
+    if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim > 1:
+        came = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise TargetError(f"the target {name!r} returned {came}; expected one float per sample, shape (N,)")
+    return scores.reshape(-1)
+
+
+def _warn_of_probabilities(logits: Tensor) -> None:
+    if logits.shape[1] > 1 and bool((logits >= 0).all()):
+        sums = logits.double().sum(1)
+        if bool(((sums - 1).abs() < 1e-3).all()):
+            message = (
+                "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
+                "where a probability is near 1 its gradient is rounding noise"
+            )
+            warnings.warn(message, CamscopeWarning, stacklevel=2)
