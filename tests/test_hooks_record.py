@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import densenet121, resnet18, resnet50
+from torchvision.models import DenseNet, resnet18, resnet50
 
 from camscope.errors import CamscopeWarning, LayerError
 from camscope.hooks import extract, record
@@ -54,10 +54,14 @@ def traced(forward, calls):
     return traced_forward
 
 
-@pytest.mark.parametrize("build", [resnet18, densenet121])
+def small_densenet():
+    return DenseNet(growth_rate=4, block_config=(2, 3), num_init_features=8, num_classes=10)
+
+
+@pytest.mark.parametrize("build", [resnet18, small_densenet])
 def test_every_layer_of_a_net_with_in_place_operations(build):
     torch.manual_seed(0)
-    model, x = build(weights=None).double().eval(), torch.randn(1, 3, 64, 64).double().requires_grad_()
+    model, x = build().double().eval(), torch.randn(1, 3, 32, 32).double().requires_grad_()
     seen, gradients = reference(model, x, lambda out: out[0, 3])
     plain = model(x)
     plain_gradient = torch.autograd.grad(plain[0, 3], x)[0]
@@ -83,17 +87,17 @@ def test_gradients_in_and_out_of_resnet50_layer3():
     model = resnet50(weights=None).eval()
     with pytest.raises(RuntimeError, match=r"view.*modified inplace"):  # why full backward hooks cannot do it
         handle = model.layer3[0].bn3.register_full_backward_hook(lambda *_: None)
-        model(torch.randn(1, 3, 64, 64))
+        model(torch.randn(1, 3, 32, 32))
     handle.remove()
     taken = []
     handle = model.layer3.register_full_backward_hook(lambda _, into, out: taken.append((into[0], out[0])))
-    x = torch.randn(2, 3, 64, 64)
+    x = torch.randn(2, 3, 32, 32)
     model(x)[:, 5].sum().backward()
     handle.remove()
     with record(model, "layer3", gradients=True) as rec:
         model(x)[:, 5].sum().backward()
-    assert rec["layer3"].input_gradient.shape == (2, 512, 8, 8)
-    assert rec["layer3"].gradient.shape == (2, 1024, 4, 4)
+    assert rec["layer3"].input_gradient.shape == (2, 512, 4, 4)
+    assert rec["layer3"].gradient.shape == (2, 1024, 2, 2)
     torch.testing.assert_close(rec["layer3"].input_gradient, taken[0][0], rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(rec["layer3"].gradient, taken[0][1], rtol=1e-4, atol=1e-7)
 
@@ -134,10 +138,6 @@ class Wrap(nn.Module):
 
 def test_structures_keywords_repeated_and_unused_layers():
     x = torch.tensor([5.0], requires_grad=True)
-    with record(Twice(), "*", inputs=True, gradients=True) as rec:
-        Twice.forward.__get__(model := Twice())  # the recorded model is another one: nothing may be recorded
-        model(x)
-    assert all(not layer.calls for layer in rec.values())
     model = Twice()
     with record(model, ["scale", "wrap", model.unused], inputs=True, gradients=True) as rec:
         model(x).backward()
@@ -160,7 +160,7 @@ def test_structures_keywords_repeated_and_unused_layers():
     assert rec["wrap"].gradient[0].first is None
     assert rec["unused"].calls == []
     assert repr(rec).splitlines()[0] == "Recording of 3 layers"
-    assert "scale  2 calls  input (1) (1)  output (1)  gradient (1)" in repr(rec).replace("(1,)", "(1)").replace("  input (1) ", "  input (1) ") or "scale  2 calls" in repr(rec)
+    assert "scale  2 calls  input (1)  output (1)  gradient (1)" in repr(rec)
 
 
 class Attends(nn.Module):
@@ -193,7 +193,7 @@ def test_a_layer_inside_itself_and_the_last_backward_counts():
         out.backward(retain_graph=True)
         out.backward(torch.tensor(10.0))
     assert [call.output.item() for call in rec[""].calls] == [9, 18, 36]
-    assert [call.inputs[-1] for call in rec[""].calls] == [0, 1, 3 - 1][:2] + [rec[""].calls[2].inputs[-1]]
+    assert [call.inputs[1:] for call in rec[""].calls] == [(0,), (1,), ()]
     assert [call.gradient.item() for call in rec[""].calls] == [40, 20, 10]
     assert [call.input_gradients[0].item() for call in rec[""].calls] == [240, 240, 240]
 
@@ -268,7 +268,7 @@ def test_no_grad_inference_mode_and_what_was_not_asked_for():
         (rec["0"].output * nn.Parameter(torch.ones(2))).sum().backward()  # an ordinary tensor, not an inference one
         with pytest.raises(LayerError, match="with gradients on"):
             _ = rec["0"].gradient
-    with record(model, "0", outputs=False) as rec:
+    with record(model, "0") as rec:
         pass
     with pytest.raises(LayerError, match="has not run"):
         _ = rec["0"].output
@@ -284,17 +284,12 @@ def test_no_grad_inference_mode_and_what_was_not_asked_for():
         pass
 
 
-def test_device_none_keeps_and_cpu_moves():
-    model = nn.Linear(2, 2, device="meta")
-    for device, expected in ((None, "meta"), ("meta", "meta")):
-        with record(model, "", device=device) as rec:
-            model(torch.empty(1, 2, device="meta"))
-        assert rec[""].output.device.type == expected
-    with record(nn.Identity(), "", device="meta") as rec:
-        pass
-    with record(model := nn.Linear(2, 2), "", device="meta") as rec:
-        model(torch.ones(1, 2))
-    assert rec[""].output.device.type == "meta"
+def test_device_moves_and_none_keeps():
+    for device, here, expected in (("meta", "cpu", "meta"), (None, "meta", "meta"), (None, "cpu", "cpu")):
+        model = nn.Linear(2, 2, device=here)
+        with record(model, "", inputs=True, device=device) as rec:
+            model(torch.empty(1, 2, device=here))
+        assert (rec[""].input.device.type, rec[""].output.device.type) == (expected, expected)
 
 
 def test_extract_is_one_clean_pass_in_eval_mode():
@@ -303,7 +298,7 @@ def test_extract_is_one_clean_pass_in_eval_mode():
     model.layer2.eval()
     modes = [m.training for m in model.modules()]
     running = model.bn1.running_mean.clone()
-    x = torch.randn(1, 3, 64, 64).double()
+    x = torch.randn(1, 3, 32, 32).double()
     maps = extract(model, ["layer1", "layer2.*.conv1", model.layer4], x)
     assert [m.training for m in model.modules()] == modes
     assert torch.equal(model.bn1.running_mean, running)

@@ -23,6 +23,7 @@ Size = Literal["image", "input", "grid"]
 Scale = Literal["max", "symmetric"] | tuple[float, float] | None
 
 OK = "ok"
+FIGURE_HEIGHT = 320
 MEANING = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
     "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
@@ -129,9 +130,7 @@ class Explanation:
             picture = render.draw_contours(picture, values, contour, colormap=colormap)
         if boxes is not None:
             picture = render.draw_boxes(picture, render.boxes(values, boxes))
-        if not bar:
-            return picture
-        return render.beside(picture, render.colour_bar(picture.shape[0], *self._range(scale), colormap))
+        return self._with_bar(picture, scale, colormap) if bar else picture
 
     def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
         """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
@@ -208,6 +207,11 @@ class Explanation:
         )
         return f'<figure><img src="data:image/png;base64,{picture}" alt="{words}"><figcaption>{words}</figcaption></figure>'
 
+    def _with_bar(self, picture: Pixels, scale: Scale, colormap: str) -> Pixels:
+        """The picture beside a colour bar with the raw values that its ends stand for."""
+        scale = "symmetric" if colormap == render.DIVERGING and scale == "max" else scale
+        return render.beside(picture, render.colour_bar(picture.shape[0], *self._range(scale), colormap))
+
     def _range(self, scale: Scale) -> tuple[float, float]:
         """The raw values that the ends of the colour bar stand for."""
         if isinstance(scale, tuple):
@@ -247,12 +251,26 @@ class Explanation:
 
 
 def figure(
-    explanations: Sequence[Explanation], *, columns: int | None = None, bar: bool = True, **overlay: Any
-) -> Pixels:  # noqa: ANN401 - the keywords of Explanation.overlay
-    """(H,W,3) uint8: several explanations side by side with captions; a flagged one is marked. Keywords as `overlay`."""
-    pictures = [one.overlay(bar=bar, **overlay) for one in explanations]
+    explanations: Sequence[Explanation],
+    *,
+    columns: int | None = None,
+    scale: Scale = "max",
+    alpha: float = 0.7,
+    colormap: str = "inferno",
+    bar: bool = True,
+) -> Pixels:
+    """(H,W,3) uint8: several explanations side by side with captions, a flagged one marked; keywords as `overlay`."""
+    pictures = [
+        render.fitted(one.overlay(scale=scale, alpha=alpha, colormap=colormap), FIGURE_HEIGHT) for one in explanations
+    ]
+    if bar:
+        pictures = [
+            one._with_bar(picture, scale, colormap) for one, picture in zip(explanations, pictures, strict=True)
+        ]
     flags = [None if one.status == OK else one.status.replace("_", " ") for one in explanations]
-    return render.panel(pictures, [one.caption for one in explanations], columns=columns, flags=flags)
+    return render.panel(
+        pictures, [one.caption for one in explanations], columns=columns, height=FIGURE_HEIGHT, flags=flags
+    )
 
 
 def _scaled(values: Floats, scale: Literal["max", "symmetric"] | tuple[float, float]) -> Floats:

@@ -45,7 +45,7 @@ class Score:
         """(N,): run the model on x (N,C,*S) and read the score off its output."""
         return self.read(self.forward(x))
 
-    def forward(self, x: Tensor) -> Any:  # noqa: ANN401 - a model may return any structure
+    def forward(self, x: Tensor) -> Any:
         """The model's whole output, off which several scores can be read."""
         return self._model(x, *self._args, **self._kwargs)
 

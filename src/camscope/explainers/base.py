@@ -18,6 +18,7 @@ from camscope.explainers.scope import Mode, OnNonFinite, calm, checked_finite, c
 from camscope.explanation import MEANING, OK, ClassScore, Explanation
 from camscope.layers import Layout
 from camscope.targets import Question, Score
+from camscope.version import __version__
 
 METHODS: dict[str, type["Explainer"]] = {}
 COMMON = ("self", "model", "preprocess", "categories", "mode", "on_nonfinite")
@@ -64,7 +65,7 @@ class Explainer(ABC):
         self,
         model: nn.Module,
         *,
-        preprocess: Any = None,  # noqa: ANN401 - a Preprocess, a preset, weights.transforms() or any callable
+        preprocess: Any = None,
         categories: Sequence[str] | None = None,
         mode: Mode = "eval",
         on_nonfinite: OnNonFinite = "raise",
@@ -88,17 +89,17 @@ class Explainer(ABC):
         return [Maps(self.heat(x, score)) for score in scores]
 
     @final
-    def attribute(self, inputs: Tensor, target: Question = None, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - handed to the model
+    def attribute(self, inputs: Tensor, target: Question = None, *args: Any, **kwargs: Any) -> Tensor:
         """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest goes to the model after `inputs`."""
         return self._run(inputs, [target], args, kwargs)[1][0].heat
 
     @final
-    def explain(self, image: Any, target: Question = None) -> Explanation:  # noqa: ANN401 - any kind of image
+    def explain(self, image: Any, target: Question = None) -> Explanation:
         """One image (path, PIL image, uint8 array (H,W,3), or float tensor (C,H,W): the model's input) -> Explanation."""
         return self.explain_classes(image, [target])[0]
 
     @final
-    def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:  # noqa: ANN401 - any kind of image
+    def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it."""
         item = self._read(image)
         scores, maps = self._run(item.x[None], list(targets))
@@ -131,7 +132,7 @@ class Explainer(ABC):
         settings = "".join(f", {name}={value!r}" for name, value in self.parameters.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 
-    def _read(self, image: Any) -> Item:  # noqa: ANN401 - any kind of image
+    def _read(self, image: Any) -> Item:
         model = explainable(self.model)
         return read_item(image, self.preprocess, model, home(model))
 
@@ -199,10 +200,10 @@ def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
         return "nonfinite"
     if zero_gradient:
         return "zero_gradient"
-    if not high > 0:
-        return "no_positive_evidence"
     if cells == 1:
         return "no_spatial_resolution"
+    if not high > 0:
+        return "no_positive_evidence"
     return "flat" if low == high else OK
 
 
@@ -222,12 +223,10 @@ def _top(score: Score, i: int) -> tuple[ClassScore, ...]:
 
 
 def _versions() -> dict[str, str]:
-    from camscope import __version__
-
     return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def _preprocessing(given: Any) -> Preprocessing | None:  # noqa: ANN401 - a Preprocess, a preset, weights.transforms() or any callable
+def _preprocessing(given: Any) -> Preprocessing | None:
     if given is None:
         return None
     from camscope.images.preprocess import as_preprocess

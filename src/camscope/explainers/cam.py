@@ -37,7 +37,7 @@ class CAM(Explainer):
         model: nn.Module,
         layer: str | nn.Module | None = None,
         *,
-        preprocess: Any = None,  # noqa: ANN401 - see Explainer
+        preprocess: Any = None,
         categories: Sequence[str] | None = None,
         output: str | int | None = None,
         call: int | None = None,

@@ -28,7 +28,7 @@ class Item:
 
 def read_item(
     source: Any, preprocess: Preprocessing | None, model: nn.Module, home: tuple[torch.device, torch.dtype]
-) -> Item:  # noqa: ANN401 - a path, PIL image, array or tensor
+) -> Item:
     """An image brought to the model's device and type by its preprocessing, or a float tensor as it is."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         x = _single(source, spatial_rank(model))

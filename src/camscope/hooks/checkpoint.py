@@ -23,7 +23,7 @@ def plain_checkpoints() -> Iterator[None]:
     """Reentrant checkpoints of this thread call their function directly: their backward refuses `autograd.grad`."""
     here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
-    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:  # noqa: ANN401 - as the original
+    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
         if threading.get_ident() in _plain_threads:
             return function(*args)
         return original(function, preserve, *args)

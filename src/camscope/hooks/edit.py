@@ -86,7 +86,7 @@ def _in_autograd_thread() -> bool:
     return recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
-def _edit_output(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
+def _edit_output(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:
     path, tensor = the_tensor(name, output)
     changed = function(tensor.clone())
     return None if changed is None else replaced(output, path, _expect_tensor(name, changed))
@@ -114,7 +114,7 @@ def _edit_input(
     return taken[0], taken[1]
 
 
-def _edit_gradient(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
+def _edit_gradient(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:
     path, tensor = the_tensor(name, output)
     if not tensor.requires_grad:
         return None

@@ -87,12 +87,17 @@ class _Recorder(Hooks):
         self.wanted = frozenset(kind for kind, asked in kinds.items() if asked)
         self._device = device
         self._flows: list[tuple[str, Flow]] = []
+        self.callback(self._settle)
 
     def watch(self, module: nn.Module, layer: LayerRecord) -> None:
         running: list[_Running] = []  # a stack: a module may run inside itself
         before, after = partial(self._before, running), partial(self._after, running, layer)
         self.hold(module.register_forward_pre_hook(here_only(before), with_kwargs=True))
         self.hold(module.register_forward_hook(here_only(after), with_kwargs=True))
+
+    def _settle(self) -> None:
+        for _, flow in self._flows:
+            flow.settle()
 
     def warn_of_lost(self) -> None:
         """Say which gradients could not be told."""
@@ -119,7 +124,7 @@ class _Recorder(Hooks):
                 call._flows[0][path] = Flow(leaf, self._copy)
         running.append(_Running(call, edges, _get_sequence_nr()))
 
-    def _after(self, running: list[_Running], layer: LayerRecord, module: nn.Module, *taken_and_output: Any) -> None:  # noqa: ANN401 - inputs, keywords, output
+    def _after(self, running: list[_Running], layer: LayerRecord, module: nn.Module, *taken_and_output: Any) -> None:
         if recomputing():
             return
         run, output = running.pop(), taken_and_output[-1]
@@ -128,9 +133,7 @@ class _Recorder(Hooks):
         if "gradients" in self.wanted:
             run.call._frames = (run.call._frames[0], frame(output))
             self._follow(run, output)
-            for flow in run.call.flows():
-                self.callback(flow.settle)
-                self._flows.append((layer.name, flow))
+            self._flows += [(layer.name, flow) for flow in run.call.flows()]
         layer.calls.append(run.call)
 
     def _follow(self, run: _Running, output: object) -> None:

@@ -66,7 +66,7 @@ class Call:
     _flows: tuple[dict[Path, Flow], dict[Path, Flow]] = field(default_factory=lambda: ({}, {}), repr=False)
 
     @property
-    def gradient(self) -> Any:  # noqa: ANN401 - the structure of the output
+    def gradient(self) -> Any:
         """Gradient of what was differentiated with respect to the output, in its structure; None where none arrived."""
         return _filled(self._frames[1], self._flows[1])
 
@@ -103,27 +103,27 @@ class LayerRecord:
         return self.calls[-1]
 
     @property
-    def output(self) -> Any:  # noqa: ANN401 - whatever the layer returns
+    def output(self) -> Any:
         """What the layer returned, of the same type."""
         return self.last.output if "outputs" in self._wanted else self._refuse("outputs")
 
     @property
-    def input(self) -> Any:  # noqa: ANN401 - whatever the layer takes
+    def input(self) -> Any:
         """What went in: the only positional input by itself, else the tuple of them."""
         inputs = self.last.inputs
         return _single(inputs) if inputs is not None else self._refuse("inputs")
 
     @property
-    def gradient(self) -> Any:  # noqa: ANN401 - the structure of the output
+    def gradient(self) -> Any:
         """Gradient with respect to `output`, of the same shape."""
         return self._arrived(self.last.gradient, "output")
 
     @property
-    def input_gradient(self) -> Any:  # noqa: ANN401 - the structure of the input
+    def input_gradient(self) -> Any:
         """Gradient that flows back to `input` through this layer alone (what other users of it send back is not in)."""
         return self._arrived(_single(self.last.input_gradients), "input")
 
-    def _arrived(self, gradient: object, where: str) -> Any:  # noqa: ANN401 - the structure of the output or input
+    def _arrived(self, gradient: object, where: str) -> Any:
         if "gradients" not in self._wanted:
             self._refuse("gradients")
         if next(leaves(gradient), None) is not None:
@@ -166,18 +166,18 @@ class Recording(dict[str, LayerRecord]):
         return "\n".join([f"Recording of {len(self)} layer{'' if len(self) == 1 else 's'}", *map(repr, self.values())])
 
 
-def frame(value: Any) -> Any:  # noqa: ANN401 - any structure in, the same structure out
+def frame(value: Any) -> Any:
     """The structure with None in place of every tensor."""
     return mapped(value, lambda _: None)
 
 
-def _filled(structure: Any, flows: dict[Path, Flow]) -> Any:  # noqa: ANN401 - any structure in, the same structure out
+def _filled(structure: Any, flows: dict[Path, Flow]) -> Any:
     for path, flow in flows.items():
         structure = replaced(structure, path, flow.gradient)
     return structure
 
 
-def _single(values: tuple[Any, ...]) -> Any:  # noqa: ANN401 - one of them, or all
+def _single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 

@@ -21,7 +21,7 @@ def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
             yield from leaves(part, (*path, key))
 
 
-def replaced(value: Any, path: Path, leaf: Tensor | None) -> Any:  # noqa: ANN401 - any structure in, the same structure out
+def replaced(value: Any, path: Path, leaf: Tensor | None) -> Any:
     """A copy of the structure, of the same types, with another tensor at one path; the original stays as it is."""
     if not path:
         return leaf
@@ -37,7 +37,7 @@ def replaced(value: Any, path: Path, leaf: Tensor | None) -> Any:  # noqa: ANN40
     return changed
 
 
-def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:  # noqa: ANN401 - any structure, as above
+def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
     """A copy of the structure with every tensor sent through the function; the original stays as it is."""
     result = value
     for path, leaf in list(leaves(value)):

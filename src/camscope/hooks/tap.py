@@ -74,6 +74,7 @@ class Tap(Hooks):
             torch.set_grad_enabled(True)
             result = forward()
         self._expect_calls()
+        torch.set_grad_enabled(True)  # a forward that puts the caller's mode back put it back to off: the score needs it
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
@@ -122,7 +123,7 @@ class Tap(Hooks):
             raise LayerError(f"{self._named()} has not run")
         return (reached or calls)[-1]
 
-    def _keep(self, name: str, module: nn.Module, args: object, output: Any) -> Any:  # noqa: ANN401 - any structure
+    def _keep(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
         path, tensor = the_tensor(name, output, self._output)
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()

@@ -26,7 +26,7 @@ NEUTRAL = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "processor_cla
 NEUTRAL |= {"data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "_valid_processor_keys"}
 
 
-def torchvision_fields(transform: Any) -> Fields:  # noqa: ANN401 - an object of a private class
+def torchvision_fields(transform: Any) -> Fields:
     """Of `weights.transforms()` for classification or segmentation."""
     kind = type(transform).__name__
     if kind not in {"ImageClassification", "SemanticSegmentation"} or not hasattr(transform, "resize_size"):
@@ -40,7 +40,7 @@ def torchvision_fields(transform: Any) -> Fields:  # noqa: ANN401 - an object of
     }
 
 
-def timm_fields(config: Any) -> Fields:  # noqa: ANN401 - a mapping, or a model that carries one
+def timm_fields(config: Any) -> Fields:
     """Of timm's data configuration, or of a timm model; as `create_transform(**config, is_training=False)` does."""
     config = config if isinstance(config, Mapping) else _timm_config(config)
     if unknown := config.keys() - {"input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode"}:
@@ -67,7 +67,7 @@ def timm_fields(config: Any) -> Fields:  # noqa: ANN401 - a mapping, or a model 
     return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
 
 
-def huggingface_fields(processor: Any) -> Fields:  # noqa: ANN401 - a mapping, or an image processor that has one
+def huggingface_fields(processor: Any) -> Fields:
     """Of a Hugging Face image processor or its configuration, for families that do what their configuration says."""
     config = processor if isinstance(processor, Mapping) else processor.to_dict()
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
@@ -153,13 +153,13 @@ def _timm_config(model: object) -> Mapping[str, Any]:
     return dict(timm.resolve_model_data_config(model))
 
 
-def _side(value: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401 - as torchvision was given it
+def _side(value: Any) -> int | tuple[int, ...] | None:
     if value is None or isinstance(value, int):
         return value
     return int(value[0]) if len(value) == 1 else tuple(value)
 
 
-def _three(values: Any) -> tuple[float, ...]:  # noqa: ANN401 - as the processor was given it
+def _three(values: Any) -> tuple[float, ...]:
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(values)
 
 
@@ -167,7 +167,7 @@ def _own_way() -> str:
     return 'pass preprocess=lambda image: processor(image, return_tensors="pt")["pixel_values"]'
 
 
-def _wanted(config: Mapping[str, Any], key: str, what: str) -> Any:  # noqa: ANN401 - any value
+def _wanted(config: Mapping[str, Any], key: str, what: str) -> Any:
     if config.get(key) is None:
         raise PreprocessError(f"the {what} has no {key!r}; without it the way into the model is not known")
     return config[key]

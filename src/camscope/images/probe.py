@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from camscope.errors import GeometryError, PreprocessError
 from camscope.geometry import Placement
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
 KEPT = 32  # image sizes whose placement is remembered
@@ -27,8 +30,8 @@ class Probed:
     """Pixels (H,W,3) uint8 -> (tensor (C,H,W), Placement or None): a callable on a PIL image, and where it looks.
 
     `transform`: takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
-    The placement is the affine map that four pictures of the image's size reveal: black, white, and two ramps. It is
-    None where they reveal none: the callable draws random numbers, bends the image, or changes its values unevenly.
+    The placement is the affine map that pictures of the image's size reveal: black, white, two ramps, and their
+    negatives. It is None where they reveal none: the callable draws random numbers, bends the image, or changes its values unevenly.
     Nobody's random state is changed by the measurement.
     """
 
@@ -38,7 +41,9 @@ class Probed:
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement | None]:
         """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image, if that is known."""
-        result = self._run(pixels)
+        from PIL import Image
+
+        result = self._run(Image.fromarray(pixels))
         place = self.placement(pixels.shape[:2])
         return result, place if place and place.input_size == tuple(result.shape[1:]) else None
 
@@ -51,12 +56,10 @@ class Probed:
             self._placements[size] = measured
         return self._placements[size]
 
-    def _run(self, pixels: Pixels) -> Tensor:
-        from PIL import Image
-
+    def _run(self, image: "Image") -> Tensor:
         name = getattr(self.transform, "__name__", type(self.transform).__name__)
         try:
-            result = self.transform(Image.fromarray(pixels))
+            result = self.transform(image)
         except Exception as error:
             raise PreprocessError(f"the preprocessing {name} raised {type(error).__name__}: {error}") from error
         if isinstance(result, Tensor) and result.is_floating_point():
@@ -79,38 +82,51 @@ class Probed:
                 return None
         return _solved(planes, size)
 
-    def _plane(self, pixels: Pixels) -> NDArray[np.float64]:
-        return self._run(pixels).cpu().double().numpy()
+    def _plane(self, image: "Image") -> NDArray[np.float64]:
+        return self._run(image).cpu().double().numpy()
 
 
-def _pictures(size: tuple[int, int]) -> Iterator[Pixels]:
-    """Black, white, both ramps, and the first ramp again: what is not random gives the same twice."""
-    yield np.zeros((*size, 3), np.uint8)
-    yield np.full((*size, 3), 255, np.uint8)
-    for lean in (*RAMPS, RAMPS[0]):
-        yield _ramp(size, lean)
+def _pictures(size: tuple[int, int]) -> Iterator["Image"]:
+    """Black, white, each ramp and its negative, and the first ramp again: what is not random gives the same twice."""
+    from PIL import Image, ImageOps
+
+    yield Image.new("RGB", size[::-1], "black")
+    yield Image.new("RGB", size[::-1], "white")
+    for lean in RAMPS:
+        ramp = Image.fromarray(_ramp(size, lean)).convert("RGB")
+        yield ramp
+        yield ImageOps.invert(ramp)
+    yield Image.fromarray(_ramp(size, RAMPS[0])).convert("RGB")
 
 
 def _ramp(size: tuple[int, int], lean: NDArray[np.float64]) -> Pixels:
-    """A ramp from 0 to 255 that is exact on average: each pixel is rounded by a pattern that has no direction."""
-    rows, columns = (np.arange(length, dtype=np.float32) for length in size)
-    # the multiples of these two numbers fill the unit square evenly
-    dither = np.add.outer(rows * np.float32(0.7548777) % 1, columns * np.float32(0.5698403) % 1) % 1
-    levels = np.add.outer((rows + 0.5) * (255 * lean[0] / size[0]), (columns + 0.5) * (255 * lean[1] / size[1]))
-    return np.repeat((levels + dither).astype(np.uint8)[..., None], 3, axis=2)
+    """(H,W) from 0 to 255, exact on average: each pixel is rounded by a pattern that has no direction."""
+    # In 1/256 of a level. The multiples of the golden ratio's two-dimensional kin fill the unit square evenly.
+    rows, columns = (np.arange(length) for length in size)
+    down = np.rint((rows + 0.5) * (255 * 256 * lean[0] / size[0])).astype(np.uint16)
+    across = np.rint((columns + 0.5) * (255 * 256 * lean[1] / size[1])).astype(np.uint16)
+    levels: NDArray[np.uint16] = np.add.outer(down, across)
+    # uint8 wraps around, as it should
+    levels += np.add.outer(
+        (rows * 0.7548777 % 1 * 256).astype(np.uint8), (columns * 0.5698403 % 1 * 256).astype(np.uint8)
+    )
+    levels >>= 8
+    return levels.astype(np.uint8)
 
 
 def _solved(planes: list[NDArray[np.float64]], size: tuple[int, int]) -> Placement | None:
-    black, white, first, second, again = planes
+    black, white, *ramps, again = planes
     shapes = {plane.shape for plane in planes}
-    if len(shapes) > 1 or not all(np.isfinite(plane).all() for plane in planes) or not np.array_equal(first, again):
+    if len(shapes) > 1 or not all(np.isfinite(plane).all() for plane in planes) or not np.array_equal(ramps[0], again):
         return None
     contrast = white - black
     power = (contrast**2).sum(0)
     seen = power > power.max() / 4  # constant padding answers neither black nor white
     if not power.max() or seen.sum() < 3:
         return None
-    answers = [((ramp - black) * contrast).sum(0)[seen] / power[seen] for ramp in (first, second)]
+    values = [((ramp - black) * contrast).sum(0)[seen] / power[seen] for ramp in ramps]
+    # half the difference to the negative: where a library cuts levels off instead of rounding, that cancels
+    answers = [(ramp - negative + 1) / 2 for ramp, negative in zip(values[::2], values[1::2], strict=True)]
     return _fitted(np.argwhere(seen) + np.float64(0.5), np.array(answers).T, size, power.shape)
 
 

@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
 class PhantomNet(nn.Module):
     """Grey images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
 
-    At 128 x 128 the grids are 32, 16, 16 and 16 cells a side for `layer1` … `layer4`, so that a cell of the last map
+    At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`, so that a cell of the last map
     is 8 pixels wide: about as wide as a small nodule.
     """
 
@@ -60,11 +60,11 @@ class PhantomNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         self.layer1 = nn.Sequential(OrderedDict([("0", Block(16, 16, 1))]))
-        self.layer2 = nn.Sequential(OrderedDict([("0", Block(16, 32, 2))]))
-        self.layer3 = nn.Sequential(OrderedDict([("0", Block(32, 48, 1))]))
-        self.layer4 = nn.Sequential(OrderedDict([("0", Block(48, 64, 1))]))
+        self.layer2 = nn.Sequential(OrderedDict([("0", Block(16, 32, 1))]))
+        self.layer3 = nn.Sequential(OrderedDict([("0", Block(32, 48, 2))]))
+        self.layer4 = nn.Sequential(OrderedDict([("0", Block(48, 80, 1))]))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(64, classes)
+        self.fc = nn.Linear(80, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores (logits) of every class."""

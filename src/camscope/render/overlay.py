@@ -7,7 +7,6 @@ from camscope.errors import GeometryError, InputError
 from camscope.render.colour import DIVERGING, colourise, lower_bound
 from camscope.render.picture import (
     PAPER,
-    Colour,
     Picture,
     Values,
     checked_fraction,
@@ -50,10 +49,10 @@ def overlay(
     return out
 
 
-def not_covered(image: Picture, covered: NDArray[np.bool_], *, line: Colour = PAPER) -> Picture:
-    """(H,W,3) and (H,W) -> (H,W,3): how a picture looks where no map covers it: grey, dim, hatched.
+def not_covered(image: Picture, covered: NDArray[np.bool_]) -> Picture:
+    """(H,W,3) and (H,W) -> (H,W,3): what no map covers is grey, dim and hatched behind a thin line; the rest stays.
 
-    `line`: colour of the boundary, drawn outside the covered part so that it hides no value.
+    The line lies outside the covered part, so it hides nothing there. InputError or GeometryError as in `overlay`.
     """
     import cv2
 
@@ -64,7 +63,8 @@ def not_covered(image: Picture, covered: NDArray[np.bool_], *, line: Colour = PA
     grey = cv2.addWeighted(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), SHADE, stripes.astype(np.uint8), HATCH, VEIL)
     dim = np.repeat(grey[..., None].astype(np.uint8, copy=False), 3, axis=2)
     grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
-    dim[(grown > 0) & ~covered] = line
+    dim[grown > 0] = PAPER
+    np.copyto(dim, image, where=covered[..., None])
     return dim
 
 

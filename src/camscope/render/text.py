@@ -84,11 +84,11 @@ def _drawable(text: str, size: int) -> tuple[str, "FreeTypeFont"]:
     for candidate in (text, text.translate(PLAIN)):
         if _draws(None, candidate):
             return candidate, _font(None, size)
-    for name in WIDE_FONTS:
-        if _draws(name, text):
-            return text, _font(name, size)
-    bare = "".join(c for c in unicodedata.normalize("NFKD", text.translate(PLAIN)) if not unicodedata.combining(c))
-    return bare, _font(None, size)
+    best = max((None, *WIDE_FONTS), key=lambda name: sum(_has(name, letter) for letter in text))
+    if best is None:
+        text = unicodedata.normalize("NFKD", text.translate(PLAIN))
+        text = "".join(letter for letter in text if not unicodedata.combining(letter))
+    return text, _font(best, size)
 
 
 def _visible(letter: str) -> str:

@@ -1,0 +1,44 @@
+"""The command line: one file a command. Heavy imports wait inside the commands, so `--help` is quick."""
+
+from typing import Annotated
+
+import typer
+
+from camscope.cli import demo, explain, features, layers, methods
+from camscope.cli.base import Group, out
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    cls=Group,
+    name="camscope",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: camscope demo",
+)
+for module in (demo, explain, layers, features, methods):
+    name = module.__name__.rpartition(".")[2]
+    app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.run)
+
+
+@app.callback()
+def _camscope(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Where a vision model looked. Start with: camscope demo"""
+    if version:
+        from camscope.version import __version__
+
+        out().print(f"camscope {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The console command `camscope`; it ends the process with 0, 1 (some inputs failed) or 2 (wrongly used)."""
+    app(prog_name="camscope")

@@ -1,0 +1,130 @@
+"""What `camscope explain` makes of one image: the answers, the files, and the lines for the terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from camscope.cli import base
+from camscope.cli.paths import Destination, Files
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from camscope.explainers import Explainer
+    from camscope.explanation import ClassScore, Explanation
+    from camscope.render import Picture
+
+SMALLEST, LARGEST = 384, 768  # rows of a picture in a figure
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a map is drawn."""
+
+    colormap: str
+    alpha: float
+    contour: tuple[float, ...] | None
+    boxes: float | None
+
+    def of(self, explanation: "Explanation") -> "Picture":
+        """(H,W,3): the map on its image, with a colour bar where there are colours to read."""
+        colours = self.boxes is None
+        return explanation.overlay(
+            colormap=self.colormap, alpha=self.alpha, contour=self.contour, boxes=self.boxes, bar=colours
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Several methods and classes asked of every image, each time the same."""
+
+    explainers: "Sequence[Explainer]"
+    questions: Sequence[int | str | None]
+    destination: Destination
+    look: Look
+    top: int
+
+    def write(self, row: int, path: Path) -> "Group":
+        """Explain one image and write its files, none of which may be in the way; what to print of it."""
+        files = self.destination.files(row, path, self._names())
+        with base.remarks() as remarks:
+            found = [one for explainer in self.explainers for one in explainer.explain_classes(path, self.questions)]
+        self._save(found, files)
+        notes = dict.fromkeys([*remarks, *(text for one in found for text in one.notes)])
+        return self._lines(path, found, files, list(notes))
+
+    def _names(self) -> list[str]:
+        """A part of a file's name for each map, in the order of the maps."""
+        methods = [explainer.name for explainer in self.explainers]
+        numbers = [f"q{n}" for n in range(1, len(self.questions) + 1)]
+        return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
+
+    def _save(self, found: "Sequence[Explanation]", files: Files) -> None:
+        from camscope.files import write_bytes
+        from camscope.render import encode
+
+        if files.pictures:
+            figure = self._figure(found)
+            for path in files.pictures:
+                write_bytes(path, encode(figure, path.suffix), overwrite=self.destination.overwrite)
+        for one, paths in zip(found, files.raw, strict=True):
+            for path in paths:
+                one.save(path, overwrite=self.destination.overwrite)
+
+    def _figure(self, found: "Sequence[Explanation]") -> "Picture":
+        """The image and its maps; with several methods and several classes, a row for each class."""
+        from camscope.explanation import OK
+        from camscope.render import panel
+
+        photo = found[0].image
+        first = [] if photo is None else [(photo, base.shown(found[0].name), None)]
+        drawn = [
+            (self.look.of(one), one.caption, None if one.status == OK else one.status.replace("_", " "))
+            for one in found
+        ]
+        rows, columns = len(self.questions), None
+        if rows > 1 and len(self.explainers) > 1:
+            columns = len(first) + len(self.explainers)
+            drawn = [cell for row in range(rows) for cell in [*first, *drawn[row::rows]]]
+        else:
+            drawn = first + drawn
+        height = min(LARGEST, max(SMALLEST, drawn[0][0].shape[0]))
+        pictures, captions, flags = zip(*drawn, strict=True)
+        return panel(pictures, captions, flags=flags, height=height, columns=columns)
+
+    def _lines(self, path: Path, found: "Sequence[Explanation]", files: Files, notes: list[str]) -> "Group":
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
+
+        title = base.styled((base.shown(path), "bold cyan"))
+        top = base.styled(("top  ", "dim"), (" · ".join(map(_named, found[0].top[: self.top])), ""))
+        where = [base.styled(("to   ", "dim"), (base.shown(one), "")) for one in files.all]
+        said = [Text(f"note: {base.shown(text)}", "dim") for text in notes]
+        return Group(title, *[Padding(part, (0, 0, 0, 2)) for part in (top, _table(found), *said, *where)], "")
+
+
+def _named(one: "ClassScore") -> str:
+    chance = f"score {one.score:.3g}" if one.probability is None else f"{one.probability:.3f}"
+    return f"{base.class_words(one.index, one.label)} {chance}"
+
+
+def _table(found: "Sequence[Explanation]") -> "Table":
+    from rich.text import Text
+
+    from camscope.explanation import OK
+
+    table = base.table("method", "class", "score>", "probability>", "layer", "grid>", "status")
+    for one in found:
+        table.add_row(
+            one.method,
+            Text(base.class_words(one.target, one.label)),
+            f"{one.score:.4g}",
+            "–" if one.probability is None else f"{one.probability:.3f}",
+            Text(base.shown(one.layer or "–")),
+            "×".join(map(str, one.grid)),
+            Text(one.status.replace("_", " "), "green" if one.status == OK else "yellow"),
+        )
+    return table

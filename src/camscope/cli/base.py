@@ -1,0 +1,244 @@
+"""What the commands share: consoles, options, a loaded model, and how an error becomes one line and an exit code."""
+
+import contextlib
+import difflib
+import errno
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from camscope.errors import CamscopeError, CamscopeWarning, GeometryError, ImageError, NonFiniteError, OutputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    from torch import nn
+
+    from camscope.explainers import Explainer
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+ABOUT_ONE_INPUT = (ImageError, NonFiniteError, GeometryError, OutputError)
+LONGEST, WIDE = 600, 160
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:ORG/NAME, FILE.py:FUNCTION (is executed).",
+    ),
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="FILE", help="A checkpoint: safetensors, or tensors saved by torch.save."),
+]
+LayerOption = Annotated[
+    str | None,
+    typer.Option("--layer", "-l", metavar="NAME", help="The layer; to see them: camscope layers MODEL."),
+]
+MethodOption = Annotated[
+    str,
+    typer.Option("--method", metavar="A,B", help="One or several, or all; to see them: camscope methods."),
+]
+PreprocessOption = Annotated[
+    str | None,
+    typer.Option("--preprocess", metavar="NAME", help="How images enter the model, if it does not say: imagenet."),
+]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps …")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+
+
+class Group(TyperGroup):
+    """The command group: errors end as one line on stderr and an exit code, with a traceback only under `--debug`."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Parse, run, and end the process; usage errors are told here."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except Exception as error:
+            if not is_usage(error):
+                raise
+            complain(error.format_message())  # type: ignore[attr-defined]  # is_usage has seen it
+            context = getattr(error, "ctx", None)
+            if context is not None:
+                err().print(f"see: {context.command_path} --help", style="dim", soft_wrap=True)
+            code = MISUSED
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The group's own options; `--debug` counts wherever it stands, for it is asked for after the fact."""
+        head = args[: args.index("--")] if "--" in args else args
+        if "--debug" in head:
+            args = ["--debug", *(arg for arg in head if arg != "--debug"), *args[len(head) :]]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if isinstance(error, typer.Exit | typer.Abort) or is_usage(error) or _is_closed_pipe(error):
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            complain(reason(error) if isinstance(error, CamscopeError) else f"{reason(error)}; run again with --debug")
+            misused = isinstance(error, CamscopeError) and not isinstance(error, ABOUT_ONE_INPUT)
+            raise typer.Exit(MISUSED if misused else FAILED) from None
+
+
+def is_usage(error: Exception) -> bool:
+    """Whether typer raised it of the arguments; by version the class is click's or typer's own."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def out() -> "Console":
+    """Standard output. Nothing is markup and no `:cat:` an emoji: paths and class names are shown as they are."""
+    return _console(stderr=False)
+
+
+def err() -> "Console":
+    """Standard error, for errors and notes."""
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> "Console":
+    from rich.console import Console
+
+    console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)  # a file has no edge at which a table must be cut
+    return console
+
+
+def shown(value: object) -> str:
+    """A text from outside as one line that a terminal cannot be steered with."""
+    line = " ".join(str(value).split())
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+
+
+def reason(error: Exception) -> str:
+    """An error in one line: what camscope says itself, or the type and message of anything else."""
+    text = shown(error)[:LONGEST]
+    return text if isinstance(error, CamscopeError) else f"{type(error).__name__}: {text}"
+
+
+def complain(message: str) -> None:
+    """`error: message` on stderr."""
+    err().print(styled(("error: ", "bold red"), (shown(message), "")), soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """A remark on stderr that leaves the result as it is."""
+    err().print(f"note: {shown(message)}", style="dim", soft_wrap=True)
+
+
+def styled(*parts: tuple[str, str]) -> "Text":
+    """Texts with their styles, one after the other."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
+
+
+def split(text: str) -> list[str]:
+    """The parts of `a,b,c`, without spaces and empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def debugging(context: typer.Context) -> bool:
+    """Whether `--debug` was given."""
+    return bool(context.find_root().params.get("debug"))
+
+
+def methods_of(names: str) -> "dict[str, type[Explainer]]":
+    """The methods of `a,b`, or all of them."""
+    from camscope.explainers import METHODS
+
+    wanted = list(METHODS) if names == "all" else split(names)
+    if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
+        near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
+        came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"
+        raise typer.BadParameter(f"{came}: {', '.join(near)}", param_hint="'--method'")
+    return {name: METHODS[name] for name in wanted}
+
+
+def class_words(index: int | None, label: str) -> str:
+    """`3 cat`, or `class 3` where the name is not known."""
+    return shown(label if index is None or label == f"class {index}" else f"{index} {label}")
+
+
+def table(*columns: str) -> "Table":
+    """An empty table for a terminal; a column whose name ends in `>` holds numbers."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    made = Table(box=SIMPLE, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    return made
+
+
+def loaded(spec: str, weights: str | None = None, device: str = "cpu") -> "nn.Module":
+    """A model by its words on the command line, on a device."""
+    import torch
+
+    with working(f"loading {spec}"):
+        from camscope.models import LIBRARIES, load_model
+
+        library, colon, _ = spec.partition(":")
+        if colon and library not in LIBRARIES:
+            note(f"{library} is executed as code")
+        try:
+            place = torch.device(device)
+            torch.empty(1, device=place)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise typer.BadParameter(shown(error), param_hint="'--device'") from error
+        return load_model(spec, weights=weights).to(place)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner while something runs; silent where stdout is no terminal."""
+    console = out()
+    with console.status(shown(what)) if console.is_terminal else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int, console: "Console") -> Iterator[Callable[[], None]]:
+    """A bar, and the function that moves it on by one; silent where the console is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(shown(what), total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextlib.contextmanager
+def remarks() -> Iterator[list[str]]:
+    """What is warned of inside, as lines without repeats, filled in at the end; an error leaves them unsaid."""
+    lines: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CamscopeWarning)
+        yield lines
+    for warning in caught:
+        own = issubclass(warning.category, CamscopeWarning)
+        text = shown(warning.message)
+        lines.append(text if own else f"{warning.category.__name__}: {text}")
+    lines[:] = dict.fromkeys(lines)
+
+
+def _is_closed_pipe(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EPIPE

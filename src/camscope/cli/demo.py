@@ -1,0 +1,193 @@
+"""`camscope demo`: drawn radiographs whose evidence is known, explained by every method."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from camscope.cli import base
+from camscope.cli.paths import check_free
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.table import Table
+    from rich.text import Text
+
+    from camscope.explainers import Explainer
+    from camscope.explanation import Explanation
+    from camscope.phantom import Phantom
+    from camscope.render import Picture
+
+EXAMPLE = "camscope demo"
+ENLARGED = 2  # times, before the outline is drawn: a thin line on large pixels
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One drawn radiograph, and what each method says of it."""
+
+    name: str
+    phantom: "Phantom"
+    found: "Sequence[Explanation]"
+
+
+def run(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the pictures go.")] = Path(
+        "camscope-demo"
+    ),
+    count: Annotated[int, typer.Option(min=4, max=64, help="How many radiographs; each finding at least once.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other radiographs.")] = 0,
+    method: base.MethodOption = "all",
+    overwrite: base.OverwriteOption = False,
+) -> None:
+    """Explain drawn radiographs whose evidence is known: one figure, and how well each method finds it."""
+    methods = base.methods_of(method)
+    names = _names(count)
+    figure, images = output / "demo.png", [output / "images" / f"{name}.png" for name in names]
+    if output.exists() and not output.is_dir():
+        raise typer.BadParameter(f"{output} is a file, not a folder", param_hint="'--output'")
+    for path in (figure, *images):
+        check_free(path, overwrite)
+    net = base.loaded("phantom")
+    cases = _cases([kind(net) for kind in methods.values()], names, seed)
+    _save(cases, figure, images, overwrite)
+    console = base.out()
+    console.print(_table(cases))
+    console.print(base.styled((_LEGEND, "dim")))
+    console.print(base.styled(("figure  ", "bold"), (base.shown(figure), "cyan")), soft_wrap=True)
+    console.print(base.styled(("try     ", "bold"), (f"camscope explain {base.shown(images[0])}", "")), soft_wrap=True)
+
+
+_LEGEND = (
+    "hit: the map's hottest pixel lies in the drawn finding · energy: share of the map inside it · area: the share of the\n"
+    "image that it covers, which is the energy that a map without any idea would have"
+)
+
+
+def _names(count: int) -> list[str]:
+    """`1-nodule`, … : the findings in turn, those with evidence first."""
+    from camscope.phantom import CATEGORIES
+
+    turn = [*CATEGORIES[1:], CATEGORIES[0]]
+    return [f"{n + 1}-{turn[n % len(turn)].replace(' ', '-')}" for n in range(count)]
+
+
+def _cases(explainers: "Sequence[Explainer]", names: Sequence[str], seed: int) -> list[_Case]:
+    from camscope.phantom import CATEGORIES, draw
+
+    cases = []
+    with base.progress("explaining", len(names), base.out()) as advance, base.remarks():
+        for i, name in enumerate(names):
+            phantom = draw(seed + i, (i + 1) % len(CATEGORIES))
+            cases.append(_Case(name, phantom, [explainer.explain(phantom.image) for explainer in explainers]))
+            advance()
+    return cases
+
+
+def _save(cases: Sequence[_Case], figure: Path, images: Sequence[Path], overwrite: bool) -> None:
+    from camscope.files import write_bytes
+    from camscope.render import encode
+
+    for case, path in zip(cases, images, strict=True):
+        write_bytes(path, encode(_rgb(case.phantom.image), ".png"), overwrite=overwrite)
+    write_bytes(figure, encode(_figure(cases), ".png"), overwrite=overwrite)
+
+
+def _rgb(grey: "NDArray[np.uint8]") -> "Picture":
+    return grey[..., None].repeat(3, axis=2)
+
+
+def _figure(cases: Sequence[_Case]) -> "Picture":
+    """A row for each radiograph: itself with the finding outlined, then every method's map."""
+    from camscope.render import panel
+
+    pictures, captions = [], []
+    for case in cases:
+        first = case.found[0]
+        pictures += [_outlined(_rgb(case.phantom.image), case)]
+        captions += [f"{case.phantom.name} · answer: {_answer(first)}"]
+        pictures += [_outlined(one.overlay(), case) for one in case.found]
+        captions += [f"{one.method}{_judged(one, case)}" for one in case.found]
+    return panel(pictures, captions, columns=1 + len(cases[0].found), height=ENLARGED * len(cases[0].phantom.image))
+
+
+def _outlined(picture: "Picture", case: _Case) -> "Picture":
+    import numpy as np
+
+    from camscope.render import draw_contours
+
+    large = picture.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
+    mask = case.phantom.mask.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
+    return draw_contours(large, mask.astype(np.float64), 0.5, colormap="viridis")
+
+
+def _answer(one: "Explanation") -> str:
+    return one.label if one.probability is None else f"{one.label} {one.probability:.2f}"
+
+
+def _judged(one: "Explanation", case: _Case) -> str:
+    if not case.phantom.mask.any():
+        return ""
+    heat = one.heatmap(scale=None)
+    inside = energy_inside(heat, case.phantom.mask)
+    return f" · {'hit' if pointing_hit(heat, case.phantom.mask) else 'miss'} · energy {_number(inside)}"
+
+
+def pointing_hit(heat: "NDArray[np.floating]", mask: "NDArray[np.bool_]") -> bool:  # type: ignore[type-arg]
+    """(H,W), (H,W): whether the hottest pixel, the first of equals, lies in the mask; a map without evidence misses."""
+    return bool(heat.max() > 0 and mask.reshape(-1)[heat.argmax()])
+
+
+def energy_inside(heat: "NDArray[np.floating]", mask: "NDArray[np.bool_]") -> float | None:  # type: ignore[type-arg]
+    """(H,W), (H,W): share of the map's positive values that lies in the mask; None of a map without any."""
+    positive = heat.clip(min=0)
+    total = float(positive.sum(dtype="float64"))
+    return float(positive[mask].sum(dtype="float64")) / total if total > 0 else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _table(cases: Sequence[_Case]) -> "Table":
+    table = base.table("image", "answer", "method", "score>", "hit", "energy>", "area>")
+    for case in cases:
+        for i, one in enumerate(case.found):
+            name = (base.shown(case.name), _said(case)) if i == 0 else ("", "")
+            table.add_row(*name, *_row(one, case), end_section=i == len(case.found) - 1)
+    for column, first in enumerate(cases[0].found):
+        table.add_row("all findings" if column == 0 else "", "", first.method, "", *_mean(cases, column), style="bold")
+    return table
+
+
+def _said(case: _Case) -> "Text":
+    """What the model answers, and whether that is true."""
+    from rich.text import Text
+
+    first = case.found[0]
+    right = first.target == case.phantom.label
+    words = f"{_answer(first)} {'✓' if right else f'✗ it is {case.phantom.name}'}"
+    return Text(words, "green" if right else "red")
+
+
+def _row(one: "Explanation", case: _Case) -> "tuple[str | Text, ...]":
+    from rich.text import Text
+
+    mask = case.phantom.mask
+    if not mask.any():
+        return one.method, f"{one.score:.2f}", "–", "–", "–"
+    heat = one.heatmap(scale=None)
+    hit = Text("yes", "green") if pointing_hit(heat, mask) else Text("no", "red")
+    return one.method, f"{one.score:.2f}", hit, _number(energy_inside(heat, mask)), _number(float(mask.mean()))
+
+
+def _mean(cases: Sequence[_Case], column: int) -> tuple[str, ...]:
+    """Of one method over the radiographs with a finding: hits, mean energy, mean area."""
+    pairs = [(c.found[column].heatmap(scale=None), c.phantom.mask) for c in cases if c.phantom.mask.any()]
+    hits = sum(pointing_hit(heat, mask) for heat, mask in pairs)
+    energy = sum(energy_inside(heat, mask) or 0.0 for heat, mask in pairs) / len(pairs)
+    area = float(sum(mask.mean() for _, mask in pairs)) / len(pairs)
+    return f"{hits}/{len(pairs)}", _number(energy), _number(area)

@@ -1,0 +1,69 @@
+"""`camscope features`: what a layer's channels make of an image."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from camscope.cli import base
+from camscope.cli.paths import PICTURES, check_free, slug, stem_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EXAMPLE = "camscope features camscope-demo/images/1-nodule.png --layer layer2"
+
+
+def run(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="One image file.")],
+    layer: Annotated[str, typer.Option("--layer", "-l", metavar="NAME", help="To see them: camscope layers MODEL.")],
+    model: base.ModelOption = "phantom",
+    weights: base.WeightsOption = None,
+    preprocess: base.PreprocessOption = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-features.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many channels to draw.")] = 64,
+    device: base.DeviceOption = "cpu",
+    overwrite: base.OverwriteOption = False,
+) -> None:
+    """Draw a layer's channels as a grid of pictures."""
+    from camscope.files import write_bytes
+    from camscope.render import channel_grid, encode
+
+    path = Path(image)
+    file = _file(output, path, layer, overwrite)
+    maps = _maps(base.loaded(model, weights, device), path, layer, preprocess)
+    picture = channel_grid(maps.float().cpu().numpy(), limit=limit)
+    write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
+    shape = "×".join(map(str, maps.shape))
+    console = base.out()
+    console.print(base.styled((base.shown(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True)
+    console.print(f"  {min(limit, len(maps))} of {len(maps)} channels: {base.shown(file)}", soft_wrap=True)
+
+
+def _file(output: str | None, image: Path, layer: str, overwrite: bool) -> Path:
+    """Where the picture goes, which must be free."""
+    file = Path("camscope-features", f"{stem_of(1, image)}-{slug(layer)}.png") if output is None else Path(output)
+    if file.suffix.lower()[1:] not in PICTURES:
+        raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
+    check_free(file, overwrite, image)
+    return file
+
+
+def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
+    """(K,h,w): the layer's channels."""
+    from camscope.cards import card_of
+    from camscope.explainers.inputs import read_item
+    from camscope.explainers.scope import explainable, home
+    from camscope.hooks import extract, find_layer
+    from camscope.images.preprocess import as_preprocess
+    from camscope.layers import read_layout
+
+    inner, card = explainable(net), card_of(net)
+    name, module = find_layer(inner, layer)
+    known = card.preprocess if card is not None else None
+    way = as_preprocess(preprocess or known) if preprocess or known else None
+    x = read_item(image, way, inner, home(inner)).x[None]
+    output = extract(inner, module, x)[name]
+    return read_layout(output.shape, x.shape, module).to_maps(output)[0]

@@ -1,0 +1,122 @@
+"""Which images are meant, and the files that are written of them."""
+
+import glob
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from camscope.errors import OutputError
+
+IMAGES = frozenset(".png .jpg .jpeg .jfif .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif".split())
+PICTURES, RAW = ("png", "jpg", "jpeg", "webp"), ("npz", "json")
+FORMATS = (*PICTURES, *RAW)
+
+
+def images_of(given: Sequence[str]) -> list[Path]:
+    """The files that are meant, each once: files as named, the images of a folder, those that a pattern matches."""
+    found: dict[Path, None] = {}
+    for one in given:
+        path = Path(one)
+        if path.is_dir():
+            meant = _pictures(sorted(path.iterdir()))
+        elif os.path.lexists(path) or not glob.has_magic(one):
+            meant = [path]  # also one that is not there: it is an error of its own, the others go on
+        else:
+            meant = _pictures([Path(match) for match in sorted(glob.glob(one, recursive=True))])
+        if not meant:
+            where = "in the folder" if path.is_dir() else "for the pattern"
+            raise typer.BadParameter(f"no image {where} {one}", param_hint="'IMAGE…'")
+        found.update(dict.fromkeys(meant))
+    return list(found)
+
+
+def _pictures(paths: Sequence[Path]) -> list[Path]:
+    return [p for p in paths if p.suffix.lower() in IMAGES and not p.name.startswith(".") and p.is_file()]
+
+
+def slug(text: str) -> str:
+    """Letters, digits and hyphens of a text, 40 at most: nothing that a file system or a shell could misread."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"
+
+
+def stem_of(row: int, image: Path) -> str:
+    """`0003-1f0a92bc-cat`: row number, hash of the file's content, slug of its name."""
+    if image.is_file():
+        with image.open("rb") as file:
+            mark = hashlib.file_digest(file, "sha256").hexdigest()
+    else:
+        mark = hashlib.sha256(os.fsencode(image)).hexdigest()
+    return f"{row:04d}-{mark[:8]}-{slug(image.stem)}"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is written of one image: pictures of all its maps together, and raw files, a tuple for each map."""
+
+    pictures: tuple[Path, ...]
+    raw: tuple[tuple[Path, ...], ...]
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return sum(self.raw, self.pictures)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where files go: into a folder under names of their own, or one of them to exactly `file`."""
+
+    folder: Path
+    formats: tuple[str, ...]
+    overwrite: bool = False
+    file: Path | None = None
+
+    @classmethod
+    def of(cls, given: str, formats: str | None, overwrite: bool) -> "Destination":
+        """What `-o` and `--format` say; typer.BadParameter where they make no sense."""
+        path = Path(given)
+        if path.suffix.lower()[1:] in FORMATS and not path.is_dir() and not given.endswith(("/", os.sep)):
+            if formats is not None:
+                raise typer.BadParameter(f"-o {given} says the format already", param_hint="'--format'")
+            return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
+        if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
+            expected = f"expected a folder, or a file of {', '.join(FORMATS)}"
+            raise typer.BadParameter(f"cannot write {path.suffix}: {expected}", param_hint="'--output'")
+        if path.exists() and not path.is_dir():
+            raise typer.BadParameter(f"{given} is a file, not a folder", param_hint="'--output'")
+        chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
+        if not chosen or (unknown := [one for one in chosen if one not in FORMATS]):
+            came = ", ".join(unknown) if chosen else "nothing"
+            raise typer.BadParameter(f"{came}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
+        return cls(path, chosen, overwrite)
+
+    def files(self, row: int, image: Path, maps: Sequence[str]) -> Files:
+        """The files of one image, none of which is in the way; `maps`: a name for each of its maps."""
+        stem = self.file.with_suffix("") if self.file else self.folder / stem_of(row, image)
+        name = self.file.suffix if self.file else None
+        pictures = tuple(_with(stem, name or f".{kind}") for kind in self.formats if kind in PICTURES)
+        tails = [""] if len(maps) == 1 else [f"-{one}" for one in maps]
+        raw = tuple(tuple(_with(stem, tail + (name or f".{k}")) for k in self.formats if k in RAW) for tail in tails)
+        files = Files(pictures, raw)
+        for path in files.all:
+            check_free(path, self.overwrite, image)
+        return files
+
+
+def check_free(path: Path, overwrite: bool, image: Path | None = None) -> None:
+    """Raise OutputError if writing to `path` would replace a file, or the image itself even with `overwrite`."""
+    if image is not None and path.exists() and image.exists() and path.samefile(image):
+        raise OutputError(f"{path} is the image itself; pass another -o")
+    if os.path.lexists(path) and not overwrite:
+        raise OutputError(f"{path} exists; pass --overwrite, or another -o")
+
+
+def _with(stem: Path, tail: str) -> Path:
+    return stem.with_name(stem.name + tail)

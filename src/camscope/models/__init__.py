@@ -1,0 +1,58 @@
+"""A ready model from one string: the bundled one, torchvision, timm, Hugging Face, or your factory and checkpoint."""
+
+from torch import nn
+
+from camscope.cards import ModelCard, attach_card
+from camscope.errors import ModelError
+from camscope.models.bundled import phantom_model
+from camscope.models.checkpoint import Weights, load_strictly, read_state
+from camscope.models.factory import factory_model
+from camscope.models.huggingface import huggingface_model
+from camscope.models.timm_models import timm_model
+from camscope.models.zoo import torchvision_model
+
+__all__ = ["load_model", "load_strictly", "read_state"]
+
+SOURCES = "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+LIBRARIES = {"torchvision": torchvision_model, "timm": timm_model, "hf": huggingface_model}
+
+
+def load_model(spec: str, *, weights: Weights = None) -> nn.Module:
+    """A plain module in eval mode; what is known of it (preprocessing, categories, layer) is its `ModelCard`.
+
+    `spec`: "phantom" (the bundled net), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224",
+        "hf:org/name" or "hf:/a/folder", "models.py:resnet18" or "package.module:resnet18". The last two are executed:
+        name only code that you trust. The function is called without arguments and returns the module; see `factory`
+        for what such a file may say of its models.
+    `weights`: a checkpoint to load, strictly, in place of the published weights: safetensors, or a file of `torch.save`
+        that holds nothing but tensors. A file with another number of classes sets the model's last layer, and the
+        categories are then unknown. "random": no training at all, the same numbers every time.
+
+    Errors: ModelError for what is not there or no model, WeightsError for weights that cannot be had, read or fitted,
+    MissingExtraError for timm and transformers.
+    """
+    model, card = _loaded(spec, weights)
+    attach_card(model.eval(), card)
+    return model
+
+
+def _loaded(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+    if not isinstance(spec, str) or not spec:
+        raise ModelError(f"the model is {spec!r}; expected one of {SOURCES}")
+    if spec == "phantom":
+        return phantom_model(weights)
+    library, colon, name = spec.partition(":")
+    if colon and library in LIBRARIES:
+        return LIBRARIES[library](name, weights)
+    if colon:
+        return factory_model(spec, weights)
+    if spec.endswith(".py"):
+        raise ModelError(f"{spec} is a file; say which function in it makes the model: {spec}:FUNCTION")
+    if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
+        raise ModelError(
+            f"{spec} holds weights, not their architecture; name that, and pass weights={spec!r} beside it"
+        )
+    try:
+        return torchvision_model(spec, weights)
+    except ModelError as error:
+        raise ModelError(f"{error}; a model is one of {SOURCES}") from error.__cause__

@@ -1,0 +1,167 @@
+"""Checkpoints: files of tensors, read without executing anything, and loaded into a model strictly or not at all."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import WeightsError
+
+Weights = str | os.PathLike[str] | None
+State = dict[str, Tensor]
+
+RANDOM = "random"
+CONTAINERS = ("state_dict", "model_state_dict", "model")
+SHOWN = 3
+
+
+def read_state(path: str | os.PathLike[str]) -> State:
+    """The tensors of a checkpoint by name, on the CPU; WeightsError for anything that is not one.
+
+    safetensors by suffix or content; else `torch.load(weights_only=True)`, which builds tensors and never objects.
+    A state dict, or one under "state_dict", "model_state_dict" or "model".
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise WeightsError(f"no weights at {path}: {'it is a folder' if file.is_dir() else 'there is no such file'}")
+    try:
+        raw = _safetensors(file) if _is_safetensors(file) else _tensors_only(file)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from error
+    for content in [raw, *(raw.get(key) for key in CONTAINERS if isinstance(raw, Mapping))]:
+        if isinstance(content, Mapping) and content and all(isinstance(value, Tensor) for value in content.values()):
+            return dict(content)
+    found = f"the keys {_some(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+    raise WeightsError(f"{path} holds {found}; expected names and tensors, or them under {', '.join(CONTAINERS)}")
+
+
+def load_strictly(model: nn.Module, state: State, source: Weights) -> None:
+    """Every tensor of the file into the model, every name and shape as it should be; WeightsError lists what is not.
+
+    A prefix of DataParallel or `torch.compile` is taken off; numbers are cast to the model's precision.
+    """
+    own = model.state_dict()
+    state = aligned(state, own)
+    other = [name for name in state.keys() & own.keys() if not _alike(state[name], own[name])]
+    try:
+        missing, unexpected = model.load_state_dict({k: v for k, v in state.items() if k not in other}, strict=False)
+    except (RuntimeError, ValueError) as error:
+        raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
+    # BatchNorm counts batches since 2018; the count says nothing in eval mode, and older files lack it
+    missing = [name for name in missing if name not in other and not name.endswith("num_batches_tracked")]
+    shapes = [f"{name} {_kind(state[name])} instead of {_kind(own[name])}" for name in sorted(other)]
+    lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
+    if wrong := [f"{len(names)} {what} ({_some(names)})" for what, names in lists.items() if names]:
+        raise WeightsError(
+            f"{source} does not fit {type(model).__name__}: {', '.join(wrong)}; is it this architecture?"
+        )
+
+
+def fitted(build: Callable[[int | None], nn.Module], state: State, source: Weights) -> tuple[nn.Module, bool]:
+    """The model of a file, and whether its number of classes is the usual one.
+
+    `build`: number of classes (None: the usual one) -> module.
+    """
+    model = build(None)
+    classes = _other_classes(aligned(state, model.state_dict()), model.state_dict())
+    if classes is not None:
+        model = build(classes)
+    load_strictly(model, state, source)
+    return model, classes is None
+
+
+def aligned(state: State, own: Collection[str]) -> State:
+    """The state without a wrapper's prefix: DataParallel's, the compiler's, or "model." where the names then match."""
+    for prefix in ("module.", "_orig_mod."):
+        if not any(name.startswith(prefix) for name in own):
+            state = _without(prefix, state)
+    inner = _without("model.", state)
+    return inner if inner.keys() == set(own) else state
+
+
+@contextmanager
+def same_numbers() -> Iterator[None]:
+    """Random numbers on the CPU that are the same every time; the caller's own go on as if none had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def described(source: str, weights: Weights) -> str:
+    """The words that load the same model again."""
+    return source if weights is None else f"{source}, weights={os.fspath(weights)}"
+
+
+def _is_safetensors(file: Path) -> bool:
+    """By suffix, or by its first bytes: the length of a JSON header, which starts with a brace."""
+    with file.open("rb") as opened:
+        start = opened.read(9)
+    header = int.from_bytes(start[:8], "little") <= file.stat().st_size - 8 and start[8:] == b"{"
+    return header or file.suffix == ".safetensors"
+
+
+def _safetensors(file: Path) -> Mapping[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise WeightsError(f"{file} is not a whole safetensors file: {error}") from error
+
+
+def _tensors_only(file: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what it then refuses
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
+        raise WeightsError(f"{file} {_refusal(file, str(error))}") from error
+
+
+def _refusal(file: Path, reason: str) -> str:
+    if "TorchScript archive" in reason:
+        return "is a TorchScript program, not weights; save the state_dict() of the eager model"
+    if code := re.search(r"GLOBAL (\S+)", reason):
+        return (
+            f"holds Python objects ({code[1]}), and reading those executes what the file says; it is not read. "
+            "Where you trust it, load it yourself and save the tensors alone: torch.save(model.state_dict(), FILE)"
+        )
+    if not file.stat().st_size:
+        return "is empty"
+    return "is no checkpoint that can be read as tensors: corrupt, truncated, or another kind of file"
+
+
+def _without(prefix: str, state: State) -> State:
+    if state and all(name.startswith(prefix) for name in state):
+        return {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def _alike(value: Tensor, own: Tensor) -> bool:
+    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+
+
+def _other_classes(state: State, own: State) -> int | None:
+    """The first size of what differs from the model, where that is all that differs: the last layer's classes."""
+    differing = [(state[name], own[name]) for name in state.keys() & own.keys() if state[name].shape != own[name].shape]
+    heads = {value.shape[0] for value, _ in differing if value.ndim}
+    usual = {mine.shape[0] for _, mine in differing if mine.ndim}
+    if len(heads) != 1 or len(usual) != 1 or any(value.shape[1:] != mine.shape[1:] for value, mine in differing):
+        return None
+    return heads.pop()
+
+
+def _kind(value: Tensor) -> str:
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+
+
+def _some(names: Collection[object]) -> str:
+    listed = [str(name) for name in names]
+    return ", ".join(listed[:SHOWN]) + (", …" if len(listed) > SHOWN else "")

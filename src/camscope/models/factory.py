@@ -1,0 +1,125 @@
+"""A model from your own code: `models.py:resnet18` or `package.module:resnet18`.
+
+The code is imported, that is executed, and the function called without arguments; it returns a module. A file (or
+module) may say more of its models in dictionaries by function name:
+
+    PREPROCESSING = {"resnet18": ((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}   # (height, width), mean, std
+    TARGET_LAYER = {"resnet18": "layer4"}
+    CATEGORIES = {"resnet18": ["tench", "goldfish", ...]}
+
+The image is stretched to exactly (height, width); a `Preprocess` or any other callable may stand there instead.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from camscope.cards import ModelCard
+from camscope.errors import ModelError, WeightsError
+from camscope.images.preprocess import Preprocess, as_preprocess
+from camscope.models.checkpoint import RANDOM, Weights, described, load_strictly, read_state
+
+
+def factory_model(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
+    """The module that a function of the operator's makes, with the weights of a file if one is given."""
+    where, _, name = spec.rpartition(":")
+    if weights == RANDOM:
+        raise WeightsError(f"{spec} makes its own weights: leave weights= out, or pass a file")
+    with _imported(where) as module:
+        model = _called(_function(module, name, where), spec)
+        card = ModelCard(described(spec, weights), *_facts(module, name, where))
+    if weights is not None:
+        load_strictly(model, read_state(weights), weights)
+    return model, card
+
+
+@contextmanager
+def _imported(where: str) -> Iterator[ModuleType]:
+    """The module; a file is one under a private name for as long as the `with` lasts, as dataclasses in it need."""
+    file = Path(where).expanduser()
+    if file.suffix != ".py":
+        yield _guarded(lambda: importlib.import_module(where), where)
+        return
+    if not file.is_file():
+        raise ModelError(f"no file {where}; expected FILE.py:FUNCTION")
+    name = f"_camscope_{file.stem}_{os.urandom(4).hex()}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_Reading(name, str(file)))
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{where} cannot be imported as Python source")
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    sys.modules[name] = module
+    try:
+        _guarded(lambda: loader.exec_module(module), where)
+        yield module
+    finally:
+        del sys.modules[name]
+
+
+class _Reading(SourceFileLoader):
+    """Imports a file and writes nothing beside it."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Keep no bytecode."""
+
+
+def _guarded(action: Callable[[], Any], where: str) -> Any:
+    """The result of code that is not ours; whatever it raises, or exits with, is one error that says where."""
+    try:
+        return action()
+    except (Exception, SystemExit) as error:
+        hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ImportError) else ""
+        raise ModelError(f"{where} raised {type(error).__name__}: {error}{hint}") from error
+
+
+def _function(module: ModuleType, name: str, where: str) -> Callable[[], object]:
+    function: object = getattr(module, name, None)
+    if callable(function):
+        return function
+    own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    offered = ", ".join(key for key in own if callable(getattr(module, key)) and not key.startswith("_"))
+    raise ModelError(f"{where} has no function {name!r}; it has: {offered or 'none'}")
+
+
+def _called(function: Callable[[], object], spec: str) -> nn.Module:
+    model = _guarded(function, spec)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
+    return model
+
+
+def _facts(
+    module: ModuleType, name: str, where: str
+) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
+    """Preprocessing, categories and target layer, as far as the module says."""
+    said = {key: _said(module, key, where).get(name) for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER")}
+    categories = None if said["CATEGORIES"] is None else tuple(map(str, said["CATEGORIES"]))
+    layer = None if said["TARGET_LAYER"] is None else str(said["TARGET_LAYER"])
+    return _way(said["PREPROCESSING"], f"{where}: PREPROCESSING[{name!r}]"), categories, layer
+
+
+def _said(module: ModuleType, key: str, where: str) -> dict[str, Any]:
+    said = getattr(module, key, {})
+    if not isinstance(said, dict):
+        raise ModelError(f"{where}: {key} is a {type(said).__name__}; expected a dict by function name")
+    return said
+
+
+def _way(said: Any, what: str) -> Callable[..., Any] | None:
+    if said is None:
+        return None
+    if callable(said):
+        return as_preprocess(said)
+    try:
+        (height, width), mean, std = said
+        return Preprocess(resize=(int(height), int(width)), mean=tuple(mean), std=tuple(std), channels=len(mean))
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{what} is {said!r:.80}; expected ((height, width), mean, std): {error}") from error

@@ -1,0 +1,24 @@
+"""No test touches the network: what is not on this machine fails at once, as it would on a plane."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Names other than this machine's do not resolve, for as long as the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        original = socket.getaddrinfo
+
+        def only_local(host: str | bytes | None, *args: object, **kwargs: object) -> object:
+            name = host.decode() if isinstance(host, bytes) else host
+            if name in LOCAL or name == socket.gethostname():
+                return original(host, *args, **kwargs)  # type: ignore[arg-type] - handed on as it came
+            raise socket.gaierror(socket.EAI_NONAME, f"tests use no network (asked for {name})")
+
+        patch.setattr(socket, "getaddrinfo", only_local)
+        yield

@@ -1,0 +1,337 @@
+"""The way into the model: equal to the libraries' own, and each input pixel at the place it came from."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as T
+import torchvision.transforms.functional as TF
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms._presets import ImageClassification, SemanticSegmentation
+
+from camscope.errors import PreprocessError
+from camscope.images.preprocess import Preprocess, as_preprocess
+from camscope.images.probe import Probed
+
+RNG = np.random.default_rng(0)
+SIZES = [(151, 203), (203, 151), (60, 90), (97, 97), (21, 300)]
+PHOTOS = [RNG.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+def assert_same(value, transform, photos=PHOTOS):
+    """Identical tensors, photo by photo."""
+    for photo in photos:
+        tensor, place = as_preprocess(value)(photo)
+        assert torch.equal(tensor, transform(Image.fromarray(photo)))
+        assert (place.image_size, place.input_size) == (photo.shape[:2], tuple(tensor.shape[1:]))
+
+
+# ---- the same numbers as the libraries
+
+
+@pytest.mark.parametrize("mode", ["NEAREST", "BILINEAR", "BICUBIC", "LANCZOS", "NEAREST_EXACT"])
+@pytest.mark.parametrize(("crop", "resize"), [(64, 73), (65, 72), (96, 40), (50, 51)])
+def test_a_torchvision_preset_to_the_last_bit(crop, resize, mode):
+    transform = ImageClassification(crop_size=crop, resize_size=resize, interpolation=InterpolationMode[mode])
+    assert isinstance(as_preprocess(transform), Preprocess)
+    assert_same(transform, transform)
+
+
+def test_segmentation_and_the_named_preset():
+    segmentation = SemanticSegmentation(resize_size=52)
+    assert_same(segmentation, segmentation)
+    assert_same("imagenet", ImageClassification(crop_size=224))
+    composed = T.Compose([T.Resize((40, 70)), T.CenterCrop((30, 80)), T.ToTensor(), T.Normalize([0.1] * 3, [0.2] * 3)])
+    assert_same(Preprocess(resize=(40, 70), crop=(30, 80), mean=[0.1] * 3, std=[0.2] * 3), composed)
+
+
+def test_grey_is_luminance():
+    composed = T.Compose([T.Grayscale(), T.Resize(40), T.CenterCrop(48), T.ToTensor(), T.Normalize(0.5, 0.25)])
+    assert_same(Preprocess(resize=40, crop=48, mean=(0.5,), std=(0.25,), channels=1), composed)
+
+
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+@pytest.mark.parametrize("size", [(64, 64), (48, 80)])
+@pytest.mark.parametrize("pct", [0.875, 0.95, 1.0])
+def test_timm_to_the_last_bit(mode, size, pct):
+    from timm.data import create_transform
+
+    values = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "interpolation": "bicubic"}
+    config = {"input_size": (3, *size), "crop_pct": pct, "crop_mode": mode, **values}
+    assert_same(config, create_transform(**config, is_training=False))
+
+
+def test_a_timm_model_speaks_for_itself():
+    import timm
+
+    model = timm.create_model("test_resnet.r160_in1k", pretrained=False)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    assert_same(model, transform)
+
+
+SQUARE, SHORTER = {"height": 48, "width": 56}, {"shortest_edge": 50}
+HUGGING_FACE = {
+    "ViT": {"size": SQUARE, "resample": 2},
+    "ViT without normalisation": {"size": SQUARE, "resample": 3, "do_normalize": False},
+    "ViT without rescaling": {"size": SQUARE, "do_rescale": False, "image_mean": [99.0] * 3, "image_std": [50.0] * 3},
+    "ViT by 1/127.5": {"size": SQUARE, "rescale_factor": 1 / 127.5},
+    "CLIP": {"size": SHORTER, "crop_size": {"height": 43, "width": 47}},
+    "CLIP padded": {"size": SHORTER, "crop_size": {"height": 61, "width": 63}},
+    "CLIP uncropped": {"size": SHORTER, "do_center_crop": False},
+    "DeiT": {"size": {"height": 64, "width": 64}, "crop_size": {"height": 51, "width": 51}, "resample": 3},
+    "ConvNext": {"size": {"shortest_edge": 56}, "crop_pct": 0.875},
+    "ConvNext large": {"size": {"shortest_edge": 384}},
+    "Bit": {"size": SHORTER, "crop_size": {"height": 50, "width": 50}},
+    "Siglip": {"size": SQUARE},
+    "MobileNetV2": {"size": SHORTER, "crop_size": {"height": 43, "width": 43}},
+    "Beit": {"size": SQUARE, "do_center_crop": False},
+    "Segformer": {"size": SQUARE},
+}
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+@pytest.mark.parametrize("case", HUGGING_FACE)
+def test_hugging_face_gives_its_own_pixel_values(case, backend):
+    import transformers
+
+    name = f"{case.split()[0]}ImageProcessor" + ("Pil" if backend == "pil" else "")
+    processor = getattr(transformers, name)(**HUGGING_FACE[case])
+    assert processor.backend == backend
+    preprocess = Preprocess.from_huggingface(processor)
+    assert (
+        as_preprocess(processor)
+        == as_preprocess(json.loads(processor.to_json_string()) | {"image_processor_type": name})
+        == preprocess
+    )
+    level = preprocess.scale / min(preprocess.std)
+    for photo in PHOTOS[:4]:
+        tensor, _ = preprocess(photo)
+        theirs = processor(Image.fromarray(photo), return_tensors="pt")["pixel_values"][0]
+        assert tensor.shape == theirs.shape
+        # Pillow's resampling on both sides is equal but for the float's last bits; torchvision resamples tensors with
+        # weights of its own precision, so a pixel may be rounded to the next of the 256 levels, seldom one more
+        difference = (tensor - theirs).abs()
+        assert difference.max() <= (3e-6 * max(1, tensor.abs().max()) if backend == "pil" else 2.01 * level)
+        assert difference.mean() <= 0.25 * level
+
+
+def test_an_old_hugging_face_configuration_with_bare_numbers():
+    old = {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    vit = Preprocess.from_huggingface({"feature_extractor_type": "ViTFeatureExtractor", "size": 48, **old})
+    assert (vit.resize, vit.crop) == ((48, 48), None)
+    clip = Preprocess.from_huggingface(
+        {"feature_extractor_type": "CLIPFeatureExtractor", "size": 48, "crop_size": 40, **old}
+    )
+    assert (clip.resize, clip.crop) == (48, (40, 40))
+
+
+# ---- the same place
+
+
+def bright(size):
+    """A photo that is dark but for one square off the centre, and the square's centre."""
+    photo, side = np.zeros((*size, 3), np.uint8), max(9, min(size) // 25)
+    top, left = (int(size[0] * 0.475) - side // 2, int(size[1] * 0.52) - side // 2)
+    photo[top : top + side, left : left + side] = 255
+    return photo, np.array([top, left]) + side / 2
+
+
+def middle(light):
+    """Where the light of a tensor (C,H,W) is, on average."""
+    plane = light.sum(0).double().numpy()
+    rows, columns = (np.arange(length) + 0.5 for length in plane.shape)
+    return np.array([(plane.sum(1) * rows).sum(), (plane.sum(0) * columns).sum()]) / plane.sum()
+
+
+@pytest.mark.parametrize("size", [(900, 1350), (1350, 900), (130, 170)])
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        Preprocess.preset("imagenet"),
+        Preprocess(resize=(96, 160), crop=130, **PLAIN),
+        Preprocess(resize=(96, 96), fit="inside", crop=112, fill=(9, 9, 9), **PLAIN),
+        Preprocess(crop=(121, 124), rounding="down", **PLAIN),
+        Preprocess(resize=128, crop=301, rounding="zero", **PLAIN),
+    ],
+    ids=["imagenet", "stretch", "inside", "crop", "pad"],
+)
+def test_a_square_is_found_where_the_placement_says(preprocess, size):
+    photo, centre = bright(size)
+    tensor, place = preprocess(photo)
+    dark, _ = preprocess(np.zeros_like(photo))
+    seen = middle(tensor - dark)
+    assert np.abs(place.to_input(centre[None])[0] - seen).max() < 0.02
+    assert np.abs(place.to_image(seen[None])[0] - centre).max() < 0.02 * np.divide(size, place.input_size).max() * 2
+
+
+NORMALISED = [T.ToTensor(), T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+CALLABLES = {
+    "usual": T.Compose([T.Resize(256), T.CenterCrop(224), *NORMALISED]),
+    "crop only": T.Compose([T.CenterCrop(120), T.ToTensor()]),
+    "pad": T.Compose([T.Pad((30, 10, 0, 50), fill=80), T.Resize((160, 200)), T.ToTensor()]),
+    "flip": T.Compose([T.Resize((120, 90)), TF.hflip, *NORMALISED]),
+    "quarter turn": T.Compose([T.Resize((120, 90)), lambda image: image.transpose(Image.Transpose.ROTATE_90), T.ToTensor()]),
+    "transpose": T.Compose([lambda image: image.transpose(Image.Transpose.TRANSPOSE), T.Resize(100), T.ToTensor()]),
+    "tilt": T.Compose([T.Resize((120, 120)), lambda i: TF.rotate(i, 10, InterpolationMode.BILINEAR), T.ToTensor()]),
+    "grey, nearest, batched": lambda i: TF.to_tensor(TF.resize(i.convert("L"), [64, 64], InterpolationMode.NEAREST))[None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(480, 700), (700, 480), (1400, 1000), (150, 133)])
+@pytest.mark.parametrize("name", CALLABLES)
+def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
+    photo, centre = bright(size)
+    tensor, place = as_preprocess(CALLABLES[name])(photo)
+    black, _ = as_preprocess(CALLABLES[name])(np.zeros_like(photo))
+    slack = 0.5 if "nearest" in name else 0.25  # a square drawn by nearest neighbours is itself off by up to a half
+    assert tensor.ndim == 3
+    assert np.abs(place.to_input(centre[None])[0] - middle(tensor - black)).max() < slack
+
+
+@pytest.mark.parametrize("size", [(480, 641), (641, 480), (3000, 2000), (150, 133)])
+def test_the_measured_placement_is_the_known_one(size):
+    measured = as_preprocess(CALLABLES["usual"]).placement(size)
+    known = Preprocess.preset("imagenet")(np.zeros((*size, 3), np.uint8))[1]
+    corners = np.array([[0, 0], [0, 224], [224, 0], [224, 224]])
+    assert np.abs(known.to_input(measured.to_image(corners)) - corners).max() < 0.25
+    assert measured.matrix[0, 1] == measured.matrix[1, 0] == 0
+
+
+WAVES = torch.zeros(1, 120, 120, 2)
+WAVES[..., 0] = 0.05 * torch.sin(torch.linspace(0, 12, 120))[:, None]
+UNKNOWN = {
+    "random crop": T.Compose([T.RandomCrop(100), T.ToTensor()]),
+    "random flip": T.Compose([T.RandomHorizontalFlip(), T.ToTensor()]),
+    "python's random": lambda image: T.ToTensor()(image.crop((random.randint(0, 9), 0, 100, 100))),
+    "numpy's random": lambda image: T.ToTensor()(image.crop((np.random.randint(0, 9), 0, 100, 100))),
+    "own generator": lambda image: T.ToTensor()(image.crop((int(RNG.integers(90)), 0, 99, 99)).resize((50, 50))),
+    "mirrored border": T.Compose([T.Pad(40, padding_mode="reflect"), T.Resize((120, 120)), T.ToTensor()]),
+    "waves": T.Compose([T.Resize((120, 120)), lambda image: TF.elastic_transform(image, WAVES), T.ToTensor()]),
+    "constant": lambda image: torch.zeros(3, 20, 20),
+    "mean": lambda image: T.ToTensor()(image.resize((1, 1))).expand(3, 20, 20),
+    "not for black": lambda image: T.ToTensor()(image) if image.getextrema() != ((0, 0),) * 3 else 1 / 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_random_and_bent_is_stated_as_unknown(name):
+    tensor, place = as_preprocess(UNKNOWN[name])(bright((200, 260))[0])
+    assert tensor.ndim == 3
+    assert place is None
+
+
+def test_measuring_draws_on_nobodys_random_state():
+    def states():
+        return (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            np.random.get_state()[2],
+            torch.get_rng_state().tolist(),
+        )
+
+    probed = Probed(lambda image: torch.rand(3, 9, 9) * random.random() * np.random.rand())
+    before = states()
+    assert probed.placement((50, 60)) is None
+    assert states() == before
+
+
+def test_a_placement_is_measured_once_and_not_kept_forever():
+    calls = []
+    probed = Probed(lambda image: calls.append(1) or T.ToTensor()(image))
+    assert probed.placement((20, 30)) is probed.placement((20, 30))
+    assert len(calls) == 7
+    for width in range(31, 31 + 40):
+        probed.placement((20, width))
+    assert len(probed._placements) == 32
+
+
+# ---- values in, values out, errors
+
+
+def test_the_background_is_the_picture_the_model_sees():
+    preprocess = Preprocess.preset("imagenet")
+    photo = PHOTOS[0][:150, :150]
+    tensor, _ = Preprocess(mean=preprocess.mean, std=preprocess.std)(photo)
+    assert np.array_equal(preprocess.background(tensor), photo)
+    assert np.array_equal(preprocess.background(tensor[None]), photo)
+    assert preprocess.background(torch.full((3, 2, 2), 99.0)).tolist() == [[[255] * 3] * 2] * 2
+    grey = Preprocess(mean=(0.5,), std=(0.5,), channels=1)
+    assert grey.background(torch.zeros(1, 2, 2)).tolist() == [[[128] * 3] * 2] * 2
+    with pytest.raises(PreprocessError, match="expected 1 channels"):
+        grey.background(torch.zeros(3, 2, 2))
+
+
+def test_it_is_a_value_of_plain_words():
+    preprocess = Preprocess(resize=(9, 8), crop=7, fit="cover", fill=(1, 2, 3), rounding="down", **PLAIN)
+    stored = json.loads(json.dumps(preprocess.to_dict()))
+    assert Preprocess.from_dict(stored) == preprocess == as_preprocess(stored)
+    assert hash(preprocess) == hash(Preprocess.from_dict(stored))
+
+
+VIT = {
+    "image_processor_type": "ViTImageProcessor",
+    "size": 48,
+    "resample": 2,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
+TIMM = {"input_size": (3, 48, 48), "interpolation": "bicubic", **PLAIN}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("imagnet", "'imagnet'; there is: imagenet"),
+        (3, "the preprocessing is a int; expected a Preprocess"),
+        (VIT | {"do_pad": True}, "do_pad=True"),
+        (VIT | {"image_processor_type": "LevitImageProcessor"}, "image_processor_type='LevitImageProcessor'"),
+        (VIT | {"size": {"shortest_edge": 4, "longest_edge": 9}}, "size=.*longest_edge"),
+        (VIT | {"resample": None}, "no 'resample'"),
+        (VIT | {"crop_pct": 0.9}, "crop_pct=0.9"),
+        (TIMM | {"crop_border_pixels": 2}, "crop_border_pixels=2"),
+        (TIMM | {"crop_mode": "corner"}, "crop_mode='corner'"),
+        (TIMM | {"interpolation": "random"}, "interpolation='random'"),
+        (TIMM | {"input_size": (1, 48, 48)}, "mean has 3 numbers for 1 channels"),
+        ({"input_size": (3, 48, 48)}, "no 'mean'"),
+        ({"resize": 3}, "needs 'mean'"),
+        ({"rezise": 3, **PLAIN}, "no 'rezise'"),
+    ],
+)
+def test_what_has_no_exact_word_is_named(value, says):
+    with pytest.raises(PreprocessError, match=says):
+        as_preprocess(value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"resize": 0}, "resize=0"),
+        ({"crop": (3, 4, 5)}, r"crop=\(3, 4, 5\)"),
+        ({"resize": True}, "resize=True"),
+        ({"fit": "squash"}, "fit='squash'; expected one of 'stretch', 'cover', 'inside'"),
+        ({"std": (1, 0, 1)}, "may be 0"),
+        ({"channels": 4}, "channels=4"),
+    ],
+)
+def test_wrong_settings_are_named(changed, says):
+    with pytest.raises(PreprocessError, match=says):
+        Preprocess(**PLAIN | changed)
+
+
+@pytest.mark.parametrize(
+    ("transform", "says"),
+    [
+        (lambda image: np.zeros((3, 4, 4)), "returned ndarray; expected a float tensor"),
+        (lambda image: torch.zeros(3, 4, 4, dtype=torch.uint8), r"returned a tensor \(3, 4, 4\) of torch.uint8"),
+        (lambda image: torch.zeros(2, 3, 4, 4), r"\(2, 3, 4, 4\)"),
+        (lambda image: torch.zeros(4, 4), r"\(4, 4\)"),
+        (lambda image: image.nonsense, "raised AttributeError"),
+    ],
+)
+def test_a_callable_that_returns_no_input_is_told_so(transform, says):
+    with pytest.raises(PreprocessError, match=says):
+        as_preprocess(transform)(PHOTOS[0])
