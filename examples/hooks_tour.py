@@ -124,7 +124,9 @@ def main() -> None:
 
     print("Backwards: gradients at a layer's two ends.")
     leaving, entering = gradients_around_layer3()
-    print(f"  ResNet-50 layer3: {tuple(entering.shape)} flows in at the output, {tuple(leaving.shape)} out at the input")
+    print(
+        f"  ResNet-50 layer3: {tuple(entering.shape)} flows in at the output, {tuple(leaving.shape)} out at the input"
+    )
     free, clipped = clip_every_parameter()
     print(f"  largest gradient of a parameter: {free:.3f}; with a clipper on each: {clipped:.3f}")
 

@@ -1,6 +1,9 @@
 """Edits change exactly what they name, by hand-worked numbers, and are gone afterwards."""
 
+import importlib.util
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -214,5 +217,29 @@ def test_clipped_gradients_are_the_gradients_clamped_one_by_one():
     model(x)[0, 3].backward()
     torch.testing.assert_close(model.conv1.weight.grad, free["conv1.weight"])
     for wrong in (0, -1, float("nan")):
-        with pytest.raises(InputError, match=f"limit={wrong}; expected a positive number"), clip_gradients(model, wrong):
+        with (
+            pytest.raises(InputError, match=f"limit={wrong}; expected a positive number"),
+            clip_gradients(model, wrong),
+        ):
             pass
+
+
+def test_the_tour_prints_its_worked_numbers(capsys):
+    path = Path(__file__).resolve().parents[1] / "examples" / "hooks_tour.py"
+    spec = importlib.util.spec_from_file_location("hooks_tour", path)
+    tour = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tour)
+    tour.main()
+    text = capsys.readouterr().out
+    for worked in (
+        "gradients of a, b, c: [39.0, 21.0, 3.0]",
+        "removed before backward:            [13.0, 7.0, 1.0]",
+        "in [-1.0, 2.0], out [0.0, 2.0]",
+        "on the way in: (9.0, 16.0)",
+        "(1, 1024, 14, 14) flows in at the output, (1, 512, 28, 28) out at the input",
+        "with a clipper on each: 0.010",
+        "layer3  (1, 256, 14, 14)  stride (16.0, 16.0)  2,099,712 parameters",
+        "layer4: (1, 512, 7, 7)",
+    ):
+        assert worked in text
+    assert float(re.search(r"difference from mixing by hand: (\S+)", text).group(1)) < 1e-5

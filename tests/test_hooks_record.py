@@ -85,8 +85,8 @@ def test_every_layer_of_a_net_with_in_place_operations(build):
 def test_gradients_in_and_out_of_resnet50_layer3():
     torch.manual_seed(0)
     model = resnet50(weights=None).eval()
+    handle = model.layer3[0].bn3.register_full_backward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match=r"view.*modified inplace"):  # why full backward hooks cannot do it
-        handle = model.layer3[0].bn3.register_full_backward_hook(lambda *_: None)
         model(torch.randn(1, 3, 32, 32))
     handle.remove()
     taken = []
@@ -196,6 +196,30 @@ def test_a_layer_inside_itself_and_the_last_backward_counts():
     assert [call.inputs[1:] for call in rec[""].calls] == [(0,), (1,), ()]
     assert [call.gradient.item() for call in rec[""].calls] == [40, 20, 10]
     assert [call.input_gradients[0].item() for call in rec[""].calls] == [240, 240, 240]
+
+
+def test_a_layer_that_remembers_sends_each_call_its_own_gradient():
+    class Memory(nn.Module):
+        state = 0.0
+
+        def forward(self, x):
+            self.state = 2 * self.state + 3 * x
+            return self.state
+
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory = Memory()
+
+        def forward(self, x):
+            self.memory(x)
+            return self.memory(x)
+
+    x = torch.tensor(1.0, requires_grad=True)
+    with record(model := Steps(), "memory", gradients=True) as rec:
+        model(x).backward()
+    # 2·(3x) + 3x: by the second call 3, by the first 6
+    assert [call.input_gradients[0].item() for call in rec["memory"].calls] == [6, 3]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

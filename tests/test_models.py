@@ -51,7 +51,7 @@ class Payload:
 def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path, save):
     mark, file = tmp_path / "mark", tmp_path / "evil.pt"
     save({"weight": torch.zeros(2), "extra": Payload(mark)}, file)
-    with pytest.raises(WeightsError, match=r"Python objects \((posix|nt)\.mkdir\).*save the tensors alone"):
+    with pytest.raises(WeightsError, match=r"Python objects \(\S+\.(mkdir|_load_from_bytes)\).*save the tensors alone"):
         read_state(file)
     assert not mark.exists()
     torch.load(file, weights_only=False) if save is torch.save else pickle.loads(file.read_bytes())

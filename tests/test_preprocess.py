@@ -164,8 +164,8 @@ def test_a_square_is_found_where_the_placement_says(preprocess, size):
     tensor, place = preprocess(photo)
     dark, _ = preprocess(np.zeros_like(photo))
     seen = middle(tensor - dark)
-    assert np.abs(place.to_input(centre[None])[0] - seen).max() < 0.02
-    assert np.abs(place.to_image(seen[None])[0] - centre).max() < 0.02 * np.divide(size, place.input_size).max() * 2
+    assert np.abs(place.to_input(centre[None])[0] - seen).max() < 0.05
+    assert np.abs(place.to_image(seen[None])[0] - centre).max() < 0.05 * np.divide(size, place.input_size).max() * 1.5
 
 
 NORMALISED = [T.ToTensor(), T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
@@ -181,7 +181,7 @@ CALLABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [(480, 700), (700, 480), (1400, 1000), (150, 133)])
+@pytest.mark.parametrize("size", [(480, 700), (900, 640), (150, 133)])
 @pytest.mark.parametrize("name", CALLABLES)
 def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
     photo, centre = bright(size)
@@ -192,7 +192,7 @@ def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
     assert np.abs(place.to_input(centre[None])[0] - middle(tensor - black)).max() < slack
 
 
-@pytest.mark.parametrize("size", [(480, 641), (641, 480), (3000, 2000), (150, 133)])
+@pytest.mark.parametrize("size", [(480, 641), (641, 480), (1500, 1000), (150, 133)])
 def test_the_measured_placement_is_the_known_one(size):
     measured = as_preprocess(CALLABLES["usual"]).placement(size)
     known = Preprocess.preset("imagenet")(np.zeros((*size, 3), np.uint8))[1]
@@ -212,6 +212,7 @@ UNKNOWN = {
     "mirrored border": T.Compose([T.Pad(40, padding_mode="reflect"), T.Resize((120, 120)), T.ToTensor()]),
     "waves": T.Compose([T.Resize((120, 120)), lambda image: TF.elastic_transform(image, WAVES), T.ToTensor()]),
     "constant": lambda image: torch.zeros(3, 20, 20),
+    "one line": lambda image: T.ToTensor()(image.resize((30, 1))).expand(3, 20, 30),
     "mean": lambda image: T.ToTensor()(image.resize((1, 1))).expand(3, 20, 20),
     "not for black": lambda image: T.ToTensor()(image) if image.getextrema() != ((0, 0),) * 3 else 1 / 0,
 }  # fmt: skip
@@ -315,6 +316,8 @@ def test_what_has_no_exact_word_is_named(value, says):
         ({"fit": "squash"}, "fit='squash'; expected one of 'stretch', 'cover', 'inside'"),
         ({"std": (1, 0, 1)}, "may be 0"),
         ({"channels": 4}, "channels=4"),
+        ({"fill": (0,)}, "fill="),
+        ({"mean": (0, 0)}, "mean has 2 numbers for 3 channels"),
     ],
 )
 def test_wrong_settings_are_named(changed, says):

@@ -319,7 +319,9 @@ def test_exceptions_pass_and_leave_nothing():
 def test_another_thread_is_left_alone():
     model, x = Net().double().requires_grad_(False), image()
     expected, seen, inside, done = truth(model, x), [], threading.Event(), threading.Event()
-    model.first.register_forward_hook(lambda m, args, out: (inside.set(), done.wait(5), None)[2] if args[0] is x else None)
+    model.first.register_forward_hook(
+        lambda m, args, out: (inside.set(), done.wait(5), None)[2] if args[0] is x else None
+    )
 
     def plain():
         inside.wait(5)  # in the middle of the tapped pass

@@ -66,10 +66,10 @@ def read_layout(
     """
     size, shape = tuple(input_shape[2:]), tuple(shape)
     if isinstance(layout, Layout):
-        return layout
+        return _agreeing(layout, shape)
     if shape[0] != input_shape[0]:
         raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
-    if len(shape) == 3 and len(size) > 1 and layout is None:
+    if len(shape) == 3 and len(size) > 1 and layout in (None, TOKENS):
         return _token_layout(shape, size)
     if len(shape) != len(size) + 2:
         raise LayerError(
@@ -130,9 +130,9 @@ def choose_layer(model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor)
 def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None) -> str:
     if isinstance(module, CONVOLUTIONAL):
         return CHANNELS_FIRST
-    if type(module) in (nn.LayerNorm, nn.Linear):
-        return CHANNELS_LAST
     grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
+    if _is_channels_last(module) and _fits(grids[CHANNELS_LAST], size, 2.0):
+        return CHANNELS_LAST
     for cells_off in (0.6, 2.0, math.inf):
         fitting = [kind for kind, grid in grids.items() if _fits(grid, size, cells_off)]
         if len(fitting) == 1:
@@ -160,6 +160,26 @@ def _is_convolutional(module: nn.Module) -> bool:
     return (
         any(issubclass(kind, CONVOLUTIONAL) for kind in kinds) and nn.LayerNorm not in kinds and nn.Linear not in kinds
     )
+
+
+def _is_channels_last(module: nn.Module | None) -> bool:
+    """Whether the layer works on the last axis alone, as on channels; a LayerNorm may span the whole map instead."""
+    if type(module) is nn.LayerNorm:
+        return len(module.normalized_shape) == 1
+    return type(module) is nn.Linear
+
+
+def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout that was asked for, if an output of this shape can have it."""
+    grid = tuple(layout.grid)
+    held = {
+        CHANNELS_FIRST: shape[2:] == grid,
+        CHANNELS_LAST: shape[1:-1] == grid,
+        TOKENS: len(shape) == 3 and layout.prefix >= 0 and shape[1] == layout.prefix + math.prod(grid),
+    }
+    if not grid or not held.get(layout.kind, False):
+        raise LayerError(f"output {shape} is not {layout}: expected one of {', '.join(held)}, its grid, and the prefix")
+    return layout
 
 
 def _token_layout(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout:

@@ -43,23 +43,23 @@ class Score:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N,): run the model on x (N,C,*S) and read the score off its output."""
-        return self.read(self.forward(x))
+        return self.read(self.forward(x), len(x))
 
     def forward(self, x: Tensor) -> Any:
         """The model's whole output, off which several scores can be read."""
         return self._model(x, *self._args, **self._kwargs)
 
-    def read(self, output: object) -> Tensor:
-        """(N,): the score in an output of the model."""
-        values = self._read(output)
+    def read(self, output: object, samples: int) -> Tensor:
+        """(N,): the score in an output of the model for so many samples."""
+        values = self._read(output, samples)
         if self.values is None:
             self.values = values.detach()
         return values
 
-    def _read(self, output: object) -> Tensor:
+    def _read(self, output: object, samples: int) -> Tensor:
         if callable(self.target):
-            return _checked_scores(self.target(output), self.target)
-        logits = class_scores(output)
+            return _one_each(_checked_scores(self.target(output), self.target), samples)
+        logits = _one_each(class_scores(output), samples)
         if self.classes is None:
             self.classes = self._fixed(logits.detach())
             self.logits = logits.detach()
@@ -184,6 +184,15 @@ def _checked_scores(scores: object, target: object) -> Tensor:
         came = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise TargetError(f"the target {name!r} returned {came}; expected one float per sample, shape (N,)")
     return scores.reshape(-1)
+
+
+def _one_each(scores: Tensor, samples: int) -> Tensor:
+    if len(scores) != samples:
+        raise TargetError(
+            f"{len(scores)} scores for a batch of {samples}: expected one row per sample, from the model (is a batch "
+            f"of one squeezed?) or from the target (is the batch summed?)"
+        )
+    return scores
 
 
 def _warn_of_probabilities(logits: Tensor) -> None:

@@ -103,7 +103,7 @@ class Answers:
         top = base.styled(("top  ", "dim"), (" · ".join(map(_named, found[0].top[: self.top])), ""))
         where = [base.styled(("to   ", "dim"), (base.shown(one), "")) for one in files.all]
         said = [Text(f"note: {base.shown(text)}", "dim") for text in notes]
-        return Group(title, *[Padding(part, (0, 0, 0, 2)) for part in (top, _table(found), *said, *where)], "")
+        return Group(title, Padding(Group(top, _table(found), *said, *where), (0, 0, 1, 2), expand=False))
 
 
 def _named(one: "ClassScore") -> str:

@@ -6,7 +6,7 @@ import errno
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,12 +58,21 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace file
 class Group(TyperGroup):
     """The command group: errors end as one line on stderr and an exit code, with a traceback only under `--debug`."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Parse, run, and end the process; usage errors are told here."""
+        given = (args, prog_name, complete_var, False, windows_expand_args)
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return super().main(*given, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(*given, **extra)
         except Exception as error:
             if not is_usage(error):
                 raise

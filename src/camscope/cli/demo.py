@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.explainers import Explainer
-    from camscope.explanation import Explanation
+    from camscope.explanation import Explanation, Floats
     from camscope.phantom import Phantom
     from camscope.render import Picture
 
@@ -136,12 +136,12 @@ def _judged(one: "Explanation", case: _Case) -> str:
     return f" · {'hit' if pointing_hit(heat, case.phantom.mask) else 'miss'} · energy {_number(inside)}"
 
 
-def pointing_hit(heat: "NDArray[np.floating]", mask: "NDArray[np.bool_]") -> bool:  # type: ignore[type-arg]
+def pointing_hit(heat: "Floats", mask: "NDArray[np.bool_]") -> bool:
     """(H,W), (H,W): whether the hottest pixel, the first of equals, lies in the mask; a map without evidence misses."""
     return bool(heat.max() > 0 and mask.reshape(-1)[heat.argmax()])
 
 
-def energy_inside(heat: "NDArray[np.floating]", mask: "NDArray[np.bool_]") -> float | None:  # type: ignore[type-arg]
+def energy_inside(heat: "Floats", mask: "NDArray[np.bool_]") -> float | None:
     """(H,W), (H,W): share of the map's positive values that lies in the mask; None of a map without any."""
     positive = heat.clip(min=0)
     total = float(positive.sum(dtype="float64"))

@@ -25,7 +25,7 @@ ABOUT_THE_QUESTION = (TargetError, LayerError, ModelError, PreprocessError, Weig
 
 def run(
     context: typer.Context,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="Files, folders, or patterns in quotes.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or patterns in quotes.")],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     layer: base.LayerOption = None,

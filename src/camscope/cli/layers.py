@@ -84,8 +84,8 @@ def _known_shape(net: "nn.Module") -> tuple[int, ...] | None:
 
 def _channels(inner: "nn.Module") -> int:
     """Of the first convolution; 3 without one."""
-    counts = (module.in_channels for module in inner.modules() if hasattr(module, "in_channels"))
-    return int(next(counts, 3))
+    counts = (getattr(module, "in_channels", None) for module in inner.modules())
+    return next((count for count in counts if isinstance(count, int)), 3)
 
 
 def _candidates(net: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:

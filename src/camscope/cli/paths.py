@@ -13,7 +13,7 @@ import typer
 
 from camscope.errors import OutputError
 
-IMAGES = frozenset(".png .jpg .jpeg .jfif .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif".split())
+IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 PICTURES, RAW = ("png", "jpg", "jpeg", "webp"), ("npz", "json")
 FORMATS = (*PICTURES, *RAW)
 
@@ -28,10 +28,11 @@ def images_of(given: Sequence[str]) -> list[Path]:
         elif os.path.lexists(path) or not glob.has_magic(one):
             meant = [path]  # also one that is not there: it is an error of its own, the others go on
         else:
-            meant = _pictures([Path(match) for match in sorted(glob.glob(one, recursive=True))])
+            matches = glob.glob(one, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+            meant = _pictures(sorted(map(Path, matches)))
         if not meant:
             where = "in the folder" if path.is_dir() else "for the pattern"
-            raise typer.BadParameter(f"no image {where} {one}", param_hint="'IMAGE…'")
+            raise typer.BadParameter(f"no image {where} {one}", param_hint="'IMAGE'")
         found.update(dict.fromkeys(meant))
     return list(found)
 

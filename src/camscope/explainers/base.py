@@ -8,14 +8,26 @@ from dataclasses import dataclass
 from inspect import isabstract, signature
 from typing import Any, ClassVar, TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from camscope.cards import card_of, digest
-from camscope.errors import CamscopeWarning, InputError
+from camscope.errors import CamscopeWarning, InputError, TargetError
 from camscope.explainers.inputs import Item, Preprocessing, read_item
-from camscope.explainers.scope import Mode, OnNonFinite, calm, checked_finite, checked_input, explainable, home
+from camscope.explainers.scope import (
+    Mode,
+    OnNonFinite,
+    calm,
+    checked_finite,
+    checked_input,
+    explainable,
+    home,
+    is_compiled,
+    usable,
+)
 from camscope.explanation import MEANING, OK, ClassScore, Explanation
+from camscope.hooks.structure import mapped
 from camscope.layers import Layout
 from camscope.targets import Question, Score
 from camscope.version import __version__
@@ -101,8 +113,11 @@ class Explainer(ABC):
     @final
     def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it."""
+        questions = list(targets)
+        if not questions:
+            raise TargetError("no targets: pass a list of questions, e.g. [281, 285] or [None]")
         item = self._read(image)
-        scores, maps = self._run(item.x[None], list(targets))
+        scores, maps = self._run(item.x[None], questions)
         return [self._explanation(0, item, score, one) for score, one in zip(scores, maps, strict=True)]
 
     @final
@@ -111,13 +126,14 @@ class Explainer(ABC):
         items = [self._read(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
-        each = list(targets) if isinstance(targets, list | tuple | Tensor) else None
+        plain = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
+        each = list(plain) if isinstance(plain, list | tuple) else None
         if each is not None and len(each) != len(items):
             raise InputError(f"{len(each)} targets for {len(items)} images: give one, or one per image")
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
-            question = targets if each is None else [each[i] for i in rows]
+            question = plain if each is None else [each[i] for i in rows]
             scores, maps = self._run(torch.stack([items[i].x for i in rows]), [question])
             results.update({i: self._explanation(n, items[i], scores[0], maps[0]) for n, i in enumerate(rows)})
         return [results[i] for i in range(len(items))]
@@ -146,6 +162,7 @@ class Explainer(ABC):
         model = explainable(self.model)
         with calm(model, self.mode):
             x = checked_input(x, model)
+            args, kwargs = mapped(args, usable), mapped(dict(kwargs or {}), usable)
             scores = [Score(model, t, categories=self.categories, args=args, kwargs=kwargs) for t in targets]
             maps = self.maps(x, scores)
         for one in maps:
@@ -182,6 +199,8 @@ class Explainer(ABC):
         notes = list(maps.notes)
         if explainable(self.model) is not self.model:
             notes.append(f"the eager model inside {type(self.model).__name__} was explained")
+        elif is_compiled(self.model):
+            notes.append(f"{type(self.model).__name__} is compiled, or a part of it: its eager form was explained")
         if item.placement is None:
             notes.append("the preprocessing has no known geometry: the map is drawn on the model's input")
         return tuple(notes)

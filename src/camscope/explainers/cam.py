@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from camscope.cards import card_of
 from camscope.errors import LayerError
 from camscope.explainers.base import Explainer, Maps
-from camscope.explainers.scope import Mode, OnNonFinite, checked_finite, explainable
+from camscope.explainers.scope import Mode, OnNonFinite, checked_finite, differentiable, explainable
 from camscope.hooks.base import find_layer
 from camscope.hooks.tap import Tap
-from camscope.layers import Layout, choose_layer, read_layout
+from camscope.layers import TOKENS, Layout, choose_layer, read_layout
 from camscope.targets import Score
 
 SPACE = -1
@@ -49,7 +49,7 @@ class CAM(Explainer):
         super().__init__(model, preprocess=preprocess, categories=categories, mode=mode, on_nonfinite=on_nonfinite)
         self.layer = None if layer is None else find_layer(explainable(model), layer)[0]
         self.output, self.call, self.layout, self.reshape = output, call, layout, reshape
-        self._chosen: dict[tuple[int, ...], str] = {}
+        self._chosen: dict[tuple[object, ...], str] = {}
 
     @abstractmethod
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
@@ -64,11 +64,13 @@ class CAM(Explainer):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        model = explainable(self.model)
+        model = differentiable(self.model)
         layer = self.layer if self.layer is not None else self._choose(x, scores[0])
         with Tap(model, [layer], output=self.output, call=self.call) as tap:
             output = tap.run(lambda: scores[0].forward(x))
-            return [self._map(tap, layer, x, score.read(output), score is scores[-1]) for score in scores]
+            values = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
+            last = len(scores) - 1
+            return [self._map(tap, layer, x, one, i == last) for i, one in enumerate(values)]
 
     def _map(self, tap: Tap, layer: str, x: Tensor, values: Tensor, last: bool) -> Maps:
         checked_finite("the score", values, self.on_nonfinite)
@@ -100,14 +102,20 @@ class CAM(Explainer):
         return layout, layout.to_maps
 
     def _choose(self, x: Tensor, score: Score) -> str:
-        """The layer for inputs of this shape: the loaded model's own, else the last spatial one."""
-        shape = tuple(x.shape[1:])
-        if shape not in self._chosen:
-            card = card_of(self.model)
-            self._chosen[shape] = (
-                card.layer if card and card.layer else choose_layer(explainable(self.model), score, x).name
-            )
-        return self._chosen[shape]
+        """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
+
+        Among tokens the choice depends on the score, and is made anew.
+        """
+        card, model = card_of(self.model), explainable(self.model)
+        if card and card.layer:
+            return card.layer
+        built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if built in self._chosen:
+            return self._chosen[built]
+        layer = choose_layer(model, score, x)
+        if layer.layout.kind != TOKENS:
+            self._chosen = {**self._chosen, built: layer.name}
+        return layer.name
 
     def _calls_note(self, tap: Tap, layer: str) -> tuple[str, ...]:
         notes = [] if self.layer is not None else [f"layer {layer!r} was chosen"]

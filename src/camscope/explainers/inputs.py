@@ -68,7 +68,7 @@ def _single(x: Tensor, rank: int) -> Tensor:
 
 def _picture(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
     """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range."""
-    if x.ndim != 3:
+    if x.ndim != 3 or x.is_meta:
         return None
     background = getattr(preprocess, "background", None)
     if background is not None:

@@ -1,5 +1,6 @@
 """The scope of one call: a model that can be explained, left as it was; numbers that are numbers."""
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,8 +40,8 @@ def calm(model: nn.Module, mode: Mode) -> Iterator[None]:
         scope.enter_context(torch.no_grad())
         if mode == "eval":
             scope.enter_context(evaluating(model))
-        if any(_is_compiled(module) for module in model.modules()):
-            scope.enter_context(torch.compiler.set_stance("force_eager"))
+        if is_compiled(model):
+            scope.enter_context(_eager())
         yield
 
 
@@ -59,7 +60,24 @@ def checked_input(x: Tensor, model: nn.Module) -> Tensor:
     devices = {value.device for _, value in _state(model)}
     if devices and x.device not in devices:
         raise InputError(f"the input is on {x.device}, the model on {', '.join(map(str, devices))}; move one of them")
-    return x.clone() if x.is_inference() else x.detach()
+    return usable(x).detach()
+
+
+def usable(value: Tensor) -> Tensor:
+    """The tensor itself; a copy of one made under `inference_mode`, which no graph may hold."""
+    return value.clone() if value.is_inference() else value
+
+
+def differentiable(model: nn.Module) -> nn.Module:
+    """See `explainable`; also a ModelError for weights that autograd refuses."""
+    inner = explainable(model)
+    for path, value in _state(inner):
+        if value.is_inference():
+            raise ModelError(
+                f"{path} of {type(inner).__name__} was made under inference_mode: it has no gradient; make the model "
+                f"outside of it, or pass copy.deepcopy(model) made outside"
+            )
+    return inner
 
 
 def home(model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -86,5 +104,31 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it was given to `torch.compile`."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+_eager_lock = threading.Lock()
+_eager_threads: list[int] = []
+_stance = ExitStack()
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Compiled code runs in plain Python; the stance is the process's, so the last thread inside puts it back."""
+    here = threading.get_ident()
+    with _eager_lock:
+        if not _eager_threads:
+            _stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _eager_threads.append(here)
+    try:
+        yield
+    finally:
+        with _eager_lock:
+            _eager_threads.remove(here)
+            if not _eager_threads:
+                _stance.close()

@@ -1,17 +1,18 @@
 """Tap: a layer's output and the gradient of a score with respect to that output."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layers, here_only, on_gradient, unwrap
-from camscope.hooks.checkpoint import plain_checkpoints
-from camscope.hooks.structure import leaves, replaced, the_tensor
+from camscope.hooks.checkpoint import plain_checkpoints, recomputing
+from camscope.hooks.structure import replaced, the_tensor
 
 T = TypeVar("T")
 
@@ -65,16 +66,21 @@ class Tap(Hooks):
         return self
 
     def run(self, forward: Callable[[], T]) -> T:
-        """The result of a forward pass; done again with gradients on everywhere where the model turned them off."""
+        """The result of a forward pass; done again with gradients on everywhere where the model turned them off.
+
+        Nothing in the result tells whether a part of its graph is missing, so it is done again in any such case.
+        """
         result = forward()
-        if not torch.is_grad_enabled() and not all(leaf.requires_grad for leaf in _floating(result)):
+        if not torch.is_grad_enabled():
             self._expect_calls()
             for calls in self.calls.values():
                 calls.clear()
             torch.set_grad_enabled(True)
             result = forward()
         self._expect_calls()
-        torch.set_grad_enabled(True)  # a forward that puts the caller's mode back put it back to off: the score needs it
+        torch.set_grad_enabled(
+            True
+        )  # a forward that puts the caller's mode back put it back to off: the score needs it
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
@@ -127,9 +133,10 @@ class Tap(Hooks):
         path, tensor = the_tensor(name, output, self._output)
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
-        call = Call(kept)
-        on_gradient(kept, partial(_store, call))
-        self.calls[name].append(call)
+        if not recomputing():
+            call = Call(kept)
+            on_gradient(kept, partial(_store, ref(call)))
+            self.calls[name].append(call)
         torch.set_grad_enabled(True)
         return replaced(output, path, kept.clone())
 
@@ -142,9 +149,8 @@ class Tap(Hooks):
         return " or ".join(f"layer {name!r}" for name in self.calls)
 
 
-def _store(call: Call, gradient: Tensor) -> None:
-    call.gradient = gradient
-
-
-def _floating(result: object) -> Iterator[Tensor]:
-    return (leaf for _, leaf in leaves(result) if leaf.is_floating_point())
+def _store(known: ref[Call], gradient: Tensor) -> None:
+    # a weak reference: a tensor, its hook and its call must not keep each other until the garbage collector comes
+    call = known()
+    if call is not None:
+        call.gradient = gradient

@@ -65,6 +65,8 @@ class Preprocess:
         for name in ("resize", "crop"):
             object.__setattr__(self, name, _sides(getattr(self, name), name))
         object.__setattr__(self, "fill", tuple(self.fill)[: self.channels])
+        if len(self.fill) != self.channels or not all(0 <= value <= 255 for value in self.fill):
+            raise PreprocessError(f"fill={self.fill}; expected {self.channels} numbers from 0 to 255")
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement]:
         """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camscope.errors import GeometryError, PreprocessError
+from camscope.errors import PreprocessError
 from camscope.geometry import Placement
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Probed:
 
     `transform`: takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
     The placement is the affine map that pictures of the image's size reveal: black, white, two ramps, and their
-    negatives. It is None where they reveal none: the callable draws random numbers, bends the image, or changes its values unevenly.
+    negatives. It is None where they reveal none: the callable draws random numbers, bends the image, or changes its
+    values unevenly.
     Nobody's random state is changed by the measurement.
     """
 
@@ -138,13 +139,11 @@ def _fitted(
     solution, _, rank, _ = np.linalg.lstsq(design, answers, rcond=None)
     residual = 255 * np.sqrt(((design @ solution - answers) ** 2).mean(0))
     flat = 255 * (RAMPS / size).max(1)
-    if rank < 3 or (residual > TOLERANCE + FLATNESS * flat).any():
+    change = 255 * np.linalg.svd(solution[:2] * np.array(plane)[:, None])[1].min()  # in levels; none on a line or point
+    if rank < 3 or change < TOLERANCE or (residual > TOLERANCE + FLATNESS * flat).any():
         return None
     matrix = np.diag(size) @ np.linalg.solve(RAMPS, solution.T)
-    try:
-        return Placement(_straight(matrix, plane), plane, size)
-    except GeometryError:  # everything shrank to a line
-        return None
+    return Placement(_straight(matrix, plane), plane, size)
 
 
 def _straight(matrix: NDArray[np.float64], plane: tuple[int, ...]) -> NDArray[np.float64]:

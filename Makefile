@@ -1,0 +1,54 @@
+# One virtual environment for everything; each stamp says which extras it holds for this pyproject.toml.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format assets bench clean
+
+help:
+	@echo "make demo     install, then draw images whose evidence is known and explain them"
+	@echo "make test     install with the test extras, then run all tests"
+	@echo "make check    format, lint, types, floors, axioms, doctests, and the code in the documents"
+	@echo "make format   put the format right, and what the linter can mend"
+	@echo "make assets   draw the pictures of the README again"
+	@echo "make bench    the benchmark, beside grad-cam, torchcam and captum"
+	@echo "make clean    remove the virtual environment and everything built"
+
+demo: $(STAMP)-base
+	$(BIN)/camscope demo
+
+test: $(STAMP)-test
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP)-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q --doctest-modules src/camscope tests/test_frame.py $(wildcard tests/axioms)
+
+format: $(STAMP)-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+assets: $(STAMP)-base
+	$(BIN)/python assets/draw.py
+
+bench: $(STAMP)-bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP)-base: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(STAMP)-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e ".[$*]"
+	@touch $@

@@ -1,0 +1,465 @@
+"""The command line as a person meets it: what it writes, what it says, and how it ends."""
+
+import json
+import os
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from camscope.cli import app, demo
+from camscope.cli.paths import images_of, slug, stem_of
+from camscope.cli.settings import settable, settings
+from camscope.explainers import METHODS, GradCAM
+from camscope.explanation import Explanation
+from camscope.phantom import draw
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+COMMANDS = ("demo", "explain", "layers", "features", "methods")
+
+EXPLODING = """
+from torch import nn
+
+class Exploding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        raise RuntimeError("boom [red]in[/red]\\nthe forward")
+
+def exploding():
+    return Exploding()
+
+def broken():
+    raise KeyError("no such thing")
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+PREPROCESSING = {"exploding": ((32, 32), (0.5,) * 3, (0.5,) * 3)}
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, with a picture of a nodule, and what the files in it are later compared with."""
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(draw(5, "nodule").image).save("nodule.png")
+    Path("model.py").write_text(EXPLODING)
+    return tmp_path
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def refused(*words, code, saying):
+    """The command ends with this code and one line of error, and leaves the folder as it was."""
+    before = sorted(Path().rglob("*"))
+    result = run(*words, code=code)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    assert saying in errors[0]
+    assert sorted(Path().rglob("*")) == before
+    return result
+
+
+def written(folder="camscope-explain"):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def bomb(path):
+    """A PNG of a few bytes whose header claims 60000 x 60000 pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+
+
+# What each command does
+
+
+def test_demo_draws_explains_and_judges(here):
+    result = run("demo", "-o", "d", "--method", "gradcam,layercam")
+    assert sorted(p.name for p in Path("d/images").iterdir()) == [
+        "1-nodule.png",
+        "2-effusion.png",
+        "3-pneumothorax.png",
+        "4-no-finding.png",
+    ]
+    figure = np.asarray(Image.open("d/demo.png"))
+    assert figure.shape[0] > 4 * 256
+    assert figure.shape[1] > 3 * 256
+    for words in ("gradcam", "layercam", "energy", "hit", "d/demo.png", "all findings"):
+        assert words in result.stdout
+    refused("demo", "-o", "d", code=1, saying="d/demo.png exists")
+    run("demo", "-o", "d", "--method", "gradcam", "--overwrite")
+
+
+def test_the_two_numbers_of_the_demo_by_hand():
+    heat = np.array([[1.0, 0.0], [-5.0, 3.0]])
+    right, left = np.array([[False, False], [False, True]]), np.array([[True, False], [True, False]])
+    assert demo.energy_inside(heat, right) == 0.75
+    assert demo.energy_inside(heat, left) == 0.25  # negative values are no energy
+    assert demo.pointing_hit(heat, right)
+    assert not demo.pointing_hit(heat, left)
+    nothing = np.zeros((2, 2))
+    assert demo.energy_inside(nothing, right) is None
+    assert not demo.pointing_hit(nothing, np.ones((2, 2), bool))
+
+
+def test_a_constant_map_has_the_energy_of_the_area():
+    mask = draw(3, "effusion").mask
+    assert demo.energy_inside(np.ones(mask.shape), mask) == pytest.approx(mask.mean())
+
+
+def test_explain_says_and_writes_the_answer(here):
+    result = run("explain", "nodule.png")
+    assert written() == [stem_of(1, Path("nodule.png")) + ".png"]
+    for words in ("nodule.png", "top", "1 nodule", "score", "probability", "layer4", "gradcam", "ok", *written()):
+        assert words in result.stdout
+
+
+def test_the_hottest_pixel_that_is_written_lies_in_the_finding(here):
+    phantom = draw(5, "nodule")
+    run("explain", "nodule.png", "--target", "nodule", "-o", "x.npz")
+    saved = Explanation.load("x.npz")
+    assert saved.target == 1
+    run("explain", "nodule.png", "-t", "1", "-o", "x.png", "--alpha", "1", "--colormap", "inferno")
+    rgb = np.asarray(Image.open("x.png").convert("RGB")).astype(int)
+    first, second = _tiles(rgb)
+    assert first[1] - first[0] == second[1] - second[0]
+    # inferno's top colour is pale yellow, and a radiograph is grey: yellow is red without blue
+    tile = rgb[: rgb.shape[0] // 2 * 2, second[0] : second[1]]
+    yellow = (tile[..., 0] + tile[..., 1] - tile[..., 2]) * (tile.min(2) < 250)
+    side = second[1] - second[0]
+    row, column = np.unravel_index(yellow[:side].argmax(), (side, side))
+    top = np.flatnonzero((rgb[:, second[0] + side // 2] != 255).any(1))[0]
+    scale = side / phantom.mask.shape[0]
+    at = int((row - top + 0.5) / scale), int((column + 0.5) / scale)
+    near = np.argwhere(phantom.mask)
+    assert np.hypot(*(near - at).T).min() <= 4  # within half a cell of the map
+    hottest = np.unravel_index(saved.heatmap().argmax(), phantom.mask.shape)
+    assert np.hypot(*(np.array(hottest) - at)) <= 2
+
+
+def _tiles(rgb):
+    """Where the first two pictures of a figure begin and end: columns that are not the paper's white."""
+    row = rgb.shape[0] // 2
+    inked = np.concatenate([[False], (rgb[row] != 255).any(1), [False]])
+    edges = np.flatnonzero(inked[1:] != inked[:-1])
+    runs = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b - a > 100]
+    return runs[0], runs[1]
+
+
+def test_several_methods_and_classes_give_one_figure_and_raw_files(here):
+    run("explain", "nodule.png", "--method", "gradcam,hirescam", "--classes", "effusion,1", "--format", "png,npz,json")
+    stem = stem_of(1, Path("nodule.png"))
+    tails = [f"-{m}-q{q}" for m in ("gradcam", "hirescam") for q in (1, 2)]
+    raw = [f"{stem}{tail}.{kind}" for tail in tails for kind in ("json", "npz")]
+    assert written() == sorted([f"{stem}.png", *raw])
+    one = Explanation.load(f"camscope-explain/{stem}-hirescam-q1.npz")
+    assert (one.method, one.label) == ("hirescam", "effusion")
+    facts = json.loads(Path(f"camscope-explain/{stem}-gradcam-q2.json").read_text())
+    assert (facts["method"], facts["target"]) == ("gradcam", 1)
+
+
+def test_the_look_changes_the_picture(here):
+    looks = {"plain": [], "alpha": ["--alpha", "0.2"], "map": ["--colormap", "viridis"]}
+    looks |= {"contour": ["--contour", "0.5"], "boxes": ["--boxes", "0.5"]}
+    for name, words in looks.items():
+        run("explain", "nodule.png", "-o", f"{name}.png", *words)
+    assert len({Path(f"{name}.png").read_bytes() for name in looks}) == len(looks)
+
+
+def test_layer_method_settings_and_preprocessing_reach_the_method(here):
+    run("explain", "nodule.png", "--layer", "layer1", "--set", "call=-1", "-o", "a.npz")
+    one = Explanation.load("a.npz")
+    assert (one.layer, one.grid, one.parameters["call"]) == ("layer1", (32, 32), -1)
+    run("explain", "nodule.png", "-m", "model.py:plain", "--preprocess", "imagenet", "-o", "b.npz")
+    assert Explanation.load("b.npz").input_size == (224, 224)
+
+
+def test_folders_and_patterns_are_read_in_order(here):
+    Path("in").mkdir()
+    for name in ("b.png", "a.PNG", "c.txt", ".hidden.png"):
+        Path("in", name).write_bytes(Path("nodule.png").read_bytes())
+    result = run("explain", "in", "i?/*.png", "nodule.png")
+    assert [name[:4] for name in written()] == ["0001", "0002", "0003"]
+    assert [line for line in result.stdout.splitlines() if line.endswith(("png", "PNG")) and line[0] != " "] == [
+        "in/a.PNG",
+        "in/b.png",
+        "nodule.png",
+    ]
+
+
+def test_layers_marks_candidates_and_the_default(here):
+    lines = run("layers", "phantom").stdout.splitlines()
+    (default,) = [line for line in lines if line.lstrip().startswith("★")]
+    assert " layer4 " in default
+    marked = [line.split()[1] for line in lines if line.startswith((" ●", "●")) and "×" in line]
+    assert {"conv1", "layer1", "layer4.0"} <= set(marked)
+    assert not {"avgpool", "fc"} & set(marked)
+    everything = run("layers", "phantom", "--all").stdout
+    assert "layer4.0.conv2" in everything
+    assert "layer4.0.conv2" not in "\n".join(lines)
+    assert "1×1×64×96" in run("layers", "phantom", "--size", "64x96").stdout
+    assert "1×3×224×224" in run("layers", "model.py:plain").stdout
+
+
+def test_features_draws_the_channels(here):
+    result = run("features", "nodule.png", "--layer", "layer2", "--limit", "4", "-o", "f.png")
+    assert "4 of 32 channels" in result.stdout
+    four = np.asarray(Image.open("f.png"))
+    run("features", "nodule.png", "--layer", "layer2", "--limit", "16", "-o", "g.png")
+    assert np.asarray(Image.open("g.png")).size > 3 * four.size
+    refused("features", "nodule.png", "--layer", "layer2", "-o", "f.png", code=1, saying="f.png exists")
+    refused("features", "nodule.png", "--layer", "layer9", code=2, saying="nearest names")
+    refused("features", "none.png", "--layer", "layer2", code=1, saying="no such file")
+
+
+def test_methods_lists_every_one():
+    text = run("methods").stdout
+    for name, method in METHODS.items():
+        assert name in text
+        assert method.paper in text
+
+
+def test_the_examples_in_the_helps_work(here):
+    for command in COMMANDS:
+        text = run(command, "--help").stdout
+        (line,) = [line for line in text.splitlines() if "Example:" in line]
+        words = shlex.split(line.partition("Example:")[2])
+        assert words[:2] == ["camscope", command]
+        run(*words[1:])
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "saying"),
+    [
+        (["--target", "99"], "class 99 is out of range"),
+        (["--target=-1"], "class -1 is negative"),
+        (["--target", "nodul"], "nearest names: 'nodule'"),
+        (["--layer", "layer9"], "no layer 'layer9'"),
+        (["--layer", "fc"], "fc"),
+        (["--method", "gradcma"], "nearest names: gradcam"),
+        (["--model", "nosuchnet"], "no model 'nosuchnet'"),
+        (["--model", "model.py:nothing"], "no function 'nothing'"),
+        (["--model", "model.py:broken"], "KeyError"),
+        (["--model", "model.py:plain"], "no preprocessing is known"),
+        (["--weights", "model.py"], "model.py"),
+        (["--weights", "none.pt"], "no such file"),
+        (["--preprocess", "imagnet"], "imagnet"),
+        (["--colormap", "pink"], "choose from inferno"),
+        (["--alpha", "2"], "--alpha"),
+        (["--contour", "0.5,x"], "expected levels"),
+        (["--device", "nowhere"], "--device"),
+        (["--set", "speed=3"], "known: output, call"),
+        (["--set", "call=last"], "expected int or none"),
+        (["--set", "call"], "not name=value"),
+        (["--format", "gif"], "expected some of png"),
+        (["--classes", "1", "--target", "1"], "not both"),
+        (["-o", "x.gif"], "cannot write .gif"),
+        (["-o", "model.py/"], "is a file"),
+        (["-o", "x.npz", "--classes", "0,1"], "holds one map"),
+        (["-o", "x.png", "--format", "npz"], "says the format already"),
+        (["-o", "x.png", "model.py"], "one file for 2 images"),
+        (["no/images/*.png"], "no image for the pattern"),
+        (["--nosuch"], "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_is_one_line_and_2(here, words, saying):
+    refused("explain", "nodule.png", *words, code=2, saying=saying)
+
+
+def test_wrong_use_of_the_rest(here):
+    refused("nosuch", code=2, saying="No such command 'nosuch'")
+    refused("explain", code=2, saying="Missing argument")
+    refused("layers", "nosuchnet", code=2, saying="nearest names")
+    refused("layers", "--size", "big", code=2, saying="expected N or HxW")
+    refused("demo", "--count", "2", code=2, saying="--count")
+    Path("empty").mkdir()
+    refused("explain", "empty", code=2, saying="no image in the folder")
+
+
+def test_a_missing_extra_says_what_to_install(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    refused("explain", "nodule.png", "--model", "timm:resnet18", code=2, saying='pip install "camscope[hub]"')
+
+
+def _bad(name):
+    whole = Path("nodule.png").read_bytes()
+    makers = {
+        "truncated.png": lambda path: path.write_bytes(whole[: len(whole) // 2]),
+        "text.jpg": lambda path: path.write_text("this is no picture\n"),
+        "empty.png": lambda path: path.write_bytes(b""),
+        "bomb.png": bomb,
+        "folder.png": lambda path: path.mkdir(),
+        "absent.png": lambda path: None,
+    }
+    makers[name](Path(name))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("name", "saying"),
+    [
+        ("truncated.png", "damaged"),
+        ("text.jpg", "not an image"),
+        ("empty.png", "empty"),
+        ("bomb.png", "60000 x 60000"),
+        ("absent.png", "no such file"),
+    ],
+)
+def test_a_bad_image_is_one_line_and_1(here, name, saying):
+    result = refused("explain", _bad(name), code=1, saying=saying)
+    assert name in result.stderr
+
+
+def test_the_good_images_go_on(here):
+    names = [_bad(name) for name in ("truncated.png", "text.jpg", "bomb.png")]
+    result = run("explain", names[0], "nodule.png", *names[1:], code=1)
+    assert [name[:4] for name in written()] == ["0002"]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert [name in line for name, line in zip(names, errors, strict=True)] == [True] * 3
+    assert "3 of 4 images failed" in result.stderr
+
+
+def test_a_model_that_raises_is_one_line_and_1(here):
+    result = refused(
+        "explain", "nodule.png", "-m", "model.py:exploding", code=1, saying="RuntimeError: boom [red]in[/red]"
+    )
+    assert "note: model.py is executed as code" in result.stderr
+    shown = CliRunner().invoke(app, ["explain", "nodule.png", "-m", "model.py:exploding", "--debug"])
+    assert shown.exit_code == 1
+    assert "Traceback" in shown.stderr
+    refused("layers", "model.py:exploding", code=1, saying="run again with --debug")
+
+
+def test_nothing_is_overwritten_unless_asked(here):
+    run("explain", "nodule.png", "--format", "png,json")
+    before = {path: path.read_bytes() for path in Path("camscope-explain").iterdir()}
+    refused("explain", "nodule.png", "--format", "json", "-t", "0", code=1, saying="exists; pass --overwrite")
+    assert {path: path.read_bytes() for path in before} == before
+    run("explain", "nodule.png", "--format", "json", "-t", "0", "--overwrite")
+    assert [path.suffix for path in before if path.read_bytes() != before[path]] == [".json"]
+
+
+def test_neither_the_image_nor_what_a_link_points_to_is_overwritten(here):
+    refused("explain", "nodule.png", "-o", "nodule.png", "--overwrite", code=1, saying="is the image itself")
+    Path("link.png").symlink_to("elsewhere.png")
+    refused("explain", "nodule.png", "-o", "link.png", code=1, saying="link.png exists")
+    run("explain", "nodule.png", "-o", "link.png", "--overwrite")
+    assert not Path("link.png").is_symlink()
+    assert not Path("elsewhere.png").exists()
+
+
+def test_warnings_are_notes(here):
+    """An exploded weight file: a net of zeros has no evidence for anything."""
+    import torch
+
+    from camscope.phantom import load_phantom_net
+
+    torch.save({k: torch.zeros_like(v) for k, v in load_phantom_net().state_dict().items()}, "zeros.pt")
+    result = run("explain", "nodule.png", "--weights", "zeros.pt")
+    assert "note: gradcam: " in result.stdout
+    assert "zero gradient" in result.stdout
+    assert "Warning" not in result.output
+
+
+def test_names_from_outside_are_shown_as_they_are_and_steer_nothing(here):
+    name = "[bold]:cat:\x1b[31m.png"
+    Path(name).write_bytes(Path("nodule.png").read_bytes())
+    result = run("explain", name)
+    assert "[bold]:cat:\N{REPLACEMENT CHARACTER}[31m.png" in result.stdout
+    assert "\x1b" not in result.output
+    assert written()[0].endswith("-bold-cat-31m.png")
+
+
+# What is written where
+
+
+def test_slugs_are_plain_and_never_empty():
+    assert slug("Café au lait: 2/3") == "Cafe-au-lait-2-3"
+    assert slug("../..") == "image"
+    assert slug("猫") == "image"
+    assert len(slug("x" * 300)) == 40
+
+
+def test_an_image_is_meant_once(here):
+    assert images_of(["nodule.png", "*.png", "."]) == [Path("nodule.png")]
+
+
+def test_settings_are_read_by_the_signature():
+    class Method:
+        def __init__(self, model, n: int = 3, share: float = 0.5, fast: bool = False, kind: str = "a") -> None: ...
+
+    assert set(settable(Method)) == {"n", "share", "fast", "kind"}
+    chosen = settings(["n=7", "share=1", "fast=yes", "kind=7"], {"m": Method})["m"]
+    assert chosen == {"n": 7, "share": 1.0, "fast": True, "kind": "7"}
+    assert [type(value) for value in chosen.values()] == [int, float, bool, str]
+    assert settings(["mode=as_is", "call=none"], {"gradcam": GradCAM}) == {"gradcam": {"mode": "as_is", "call": None}}
+
+
+# The process
+
+
+def _process(*words, **options):
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
+
+
+def test_help_is_light_and_the_module_runs():
+    done = _process("-X", "importtime", "-m", "camscope", "explain", "--help")
+    assert done.returncode == 0
+    assert "Example:" in done.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"torch", "torchvision", "numpy", "cv2", "PIL"}
+
+
+def test_version_is_the_packages_own():
+    from camscope.version import __version__
+
+    assert run("--version").stdout.strip() == f"camscope {__version__}"
+    assert "explain" in run().stdout  # no command: the help
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
+def test_an_interrupted_run_leaves_nothing_half_written(here):
+    sleeping = "import time\nfrom torch import nn\ndef slow():\n    open('started', 'w').close()\n    time.sleep(60)\n"
+    Path("slow.py").write_text(sleeping)
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, "-m", "camscope", "explain", "nodule.png", "-m", "slow.py:slow"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        until = time.monotonic() + 60
+        while not Path("started").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "error: interrupted"
+    assert not Path("camscope-explain").exists()
