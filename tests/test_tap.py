@@ -243,8 +243,16 @@ def test_a_region_without_gradients_up_to_the_layer(kind):
     agree(tapped(model, x), truth(model, x))
 
 
-def test_a_forward_without_gradients_that_the_hook_switches_on():
-    model, x = NoGradEverywhere().double(), image()
+class SwitchedOffForGood(Net):
+    def forward(self, x):
+        scores = super().forward(x)
+        torch.set_grad_enabled(False)
+        return scores
+
+
+@pytest.mark.parametrize("kind", [NoGradEverywhere, SwitchedOffForGood])
+def test_a_forward_that_leaves_gradients_off_when_it_returns(kind):
+    model, x = kind().double(), image()
     agree(tapped(model, x), truth(model, x))
 
 

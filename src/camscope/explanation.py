@@ -4,6 +4,8 @@ import base64
 import html
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,8 +122,8 @@ class Explanation:
         level instead of colour; `bar`: a colour bar with the raw range at the right.
         """
         size = size or self._best_size()
-        scale = "symmetric" if colormap == render.DIVERGING and scale == "max" else scale
-        picture, values, covered = self._background(size), self.heatmap(size, scale or "max"), self.covered(size)
+        picture, (raw, covered) = self._background(size), self._placed(size)
+        values, ends = _shown(raw, scale, colormap)
         if contour is None and boxes is None:
             picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
         else:
@@ -130,7 +132,7 @@ class Explanation:
             picture = render.draw_contours(picture, values, contour, colormap=colormap)
         if boxes is not None:
             picture = render.draw_boxes(picture, render.boxes(values, boxes))
-        return self._with_bar(picture, scale, colormap) if bar else picture
+        return _with_bar(picture, ends, colormap) if bar else picture
 
     def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
         """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
@@ -171,9 +173,7 @@ class Explanation:
             with np.load(path, allow_pickle=False) as stored:
                 pictures = {key: stored[key] for key in ("image", "seen") if key in stored}
                 return replace(_from_facts(json.loads(str(stored["facts"])), stored["heat"]), **pictures)
-        except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path} is not an explanation saved as .npz or .json: {error}") from error
 
     def _npz(self) -> bytes:
@@ -206,20 +206,6 @@ class Explanation:
             self.caption if self.status == OK else f"{self.caption} · {self.status}: {MEANING[self.status]}"
         )
         return f'<figure><img src="data:image/png;base64,{picture}" alt="{words}"><figcaption>{words}</figcaption></figure>'
-
-    def _with_bar(self, picture: Pixels, scale: Scale, colormap: str) -> Pixels:
-        """The picture beside a colour bar with the raw values that its ends stand for."""
-        scale = "symmetric" if colormap == render.DIVERGING and scale == "max" else scale
-        return render.beside(picture, render.colour_bar(picture.shape[0], *self._range(scale), colormap))
-
-    def _range(self, scale: Scale) -> tuple[float, float]:
-        """The raw values that the ends of the colour bar stand for."""
-        if isinstance(scale, tuple):
-            return scale
-        heat = np.nan_to_num(self.heat, nan=0.0, posinf=0.0, neginf=0.0)
-        if scale == "symmetric":
-            return -float(abs(heat).max()), float(abs(heat).max())
-        return 0.0, max(0.0, float(heat.max()))
 
     def _best_size(self) -> Size:
         return "image" if self.placement is not None and self.image is not None else "input"
@@ -264,8 +250,10 @@ def figure(
         render.fitted(one.overlay(scale=scale, alpha=alpha, colormap=colormap), FIGURE_HEIGHT) for one in explanations
     ]
     if bar:
+        raw = [one._placed(one._best_size())[0] for one in explanations]
         pictures = [
-            one._with_bar(picture, scale, colormap) for one, picture in zip(explanations, pictures, strict=True)
+            _with_bar(picture, _shown(values, scale, colormap)[1], colormap)
+            for picture, values in zip(pictures, raw, strict=True)
         ]
     flags = [None if one.status == OK else one.status.replace("_", " ") for one in explanations]
     return render.panel(
@@ -273,16 +261,43 @@ def figure(
     )
 
 
+def _with_bar(picture: Pixels, ends: tuple[float, float], colormap: str) -> Pixels:
+    return render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap))
+
+
+def _shown(values: Floats, scale: Scale, colormap: str) -> tuple[Floats, tuple[float, float]]:
+    """What a colour map is given, 0..1 or -1..1 for the diverging one, and the raw values at the ends of its bar."""
+    largest = float(abs(values).max(initial=0.0))
+    if isinstance(scale, tuple) and colormap == render.DIVERGING:
+        strongest = max(map(abs, _checked_range(scale)))
+        return np.clip(values, *scale) / strongest, scale
+    if isinstance(scale, tuple):
+        return _scaled(values, scale), scale
+    if colormap == render.DIVERGING:
+        return _scaled(values, "symmetric"), (-largest, largest)
+    if scale == "symmetric":
+        return _scaled(values, "symmetric").clip(0.0), (0.0, largest)
+    return _scaled(values, "max"), (0.0, float(values.max(initial=0.0)))
+
+
+def _checked_range(scale: tuple[float, float]) -> tuple[float, float]:
+    if not scale[0] < scale[1]:
+        raise InputError(f"scale={scale}: expected (lo, hi) with lo < hi")
+    return scale
+
+
 def _scaled(values: Floats, scale: Literal["max", "symmetric"] | tuple[float, float]) -> Floats:
     if scale == "symmetric":
         largest = float(abs(values).max(initial=0.0))
         return values / largest if largest > 0 else np.zeros_like(values)
-    low, high = (0.0, float(values.max(initial=0.0))) if scale == "max" else scale
+    low, high = (0.0, float(values.max(initial=0.0))) if scale == "max" else _checked_range(scale)
     return np.clip((values - low) / (high - low), 0.0, 1.0) if high > low else np.zeros_like(values)
 
 
 def _from_facts(facts: dict[str, Any], heat: Floats) -> Explanation:
     facts.pop("dtype", None)
+    if heat.dtype.kind != "f" or heat.ndim == 0:
+        raise TypeError(f"its heat is {heat.dtype} {heat.shape}, not a map of floats")
     facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
     facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
     facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])

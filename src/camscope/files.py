@@ -1,7 +1,7 @@
 """Files written whole or not at all."""
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from camscope.errors import OutputError
@@ -13,21 +13,14 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     if path.exists() and not overwrite:
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, sibling = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with sibling.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(sibling).chmod(0o666 & ~_umask())
-        Path(sibling).replace(path)
+        sibling.replace(path)
     except BaseException:
-        Path(sibling).unlink(missing_ok=True)
+        sibling.unlink(missing_ok=True)
         raise
     return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

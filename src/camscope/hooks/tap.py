@@ -78,9 +78,7 @@ class Tap(Hooks):
             torch.set_grad_enabled(True)
             result = forward()
         self._expect_calls()
-        torch.set_grad_enabled(
-            True
-        )  # a forward that puts the caller's mode back put it back to off: the score needs it
+        torch.set_grad_enabled(True)  # for the score, even where the model switches them off and never back on
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:

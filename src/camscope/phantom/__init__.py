@@ -1,0 +1,16 @@
+"""Synthetic radiographs whose evidence is known to the pixel, and a small net trained on them."""
+
+from camscope.phantom.draw import CATEGORIES, Phantom, Phantoms, dataset, draw
+from camscope.phantom.network import PREPROCESSING, PhantomNet, as_input, load_phantom_net
+
+__all__ = [
+    "CATEGORIES",
+    "PREPROCESSING",
+    "Phantom",
+    "PhantomNet",
+    "Phantoms",
+    "as_input",
+    "dataset",
+    "draw",
+    "load_phantom_net",
+]

@@ -95,7 +95,9 @@ def dataset(
     if n < 1:
         raise InputError(f"n is {n}; expected at least one image")
     if not 0 <= token_correlation <= 1 or (token_correlation and token_class is None):
-        raise InputError(f"token_correlation is {token_correlation} (token_class={token_class!r}); give 0..1 and a class")
+        raise InputError(
+            f"token_correlation is {token_correlation} (token_class={token_class!r}); give 0..1 and a class"
+        )
     _check(seed, None, size)
     random, kinds = Generator(Philox(SeedSequence(seed, spawn_key=(1,)))), len(CATEGORIES)
     labels = random.permutation(np.arange(n) % kinds)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import cos, sin
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-Field = NDArray[np.float32]
+Field = NDArray[np.floating[Any]]  # float32 throughout
 
 TRACE = 128  # curves are traced on this many pixels a side, then brought to the size of the image
 

@@ -1,0 +1,214 @@
+"""What holds for every method on every kind of network: METHODS drives these tests."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from nets import CASES, Plain, plain
+from torch import nn
+from untouched import untouched
+
+from camscope.errors import TargetError
+from camscope.explainers import CAM, METHODS
+
+# Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
+pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+
+EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
+EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def explainer(method, model, layer, **keywords):
+    cls = METHODS[method]
+    return cls(model, layer, **keywords) if issubclass(cls, CAM) else cls(model, **keywords)
+
+
+class Exploding(nn.Module):
+    def forward(self, x):
+        raise ArithmeticError("the head exploded")
+
+
+def last_linear(model):
+    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+
+
+@EVERY_METHOD
+def test_facts_are_class_constants(method):
+    cls = METHODS[method]
+    assert cls.name == method
+    assert cls.paper.startswith(("arXiv:", "doi:"))
+    assert cls.__doc__
+    assert not inspect.isabstract(cls)
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_shape_type_and_finite_numbers_of_its_own(method, case):
+    model, x = case.make()
+    heat = explainer(method, model, case.layer).attribute(x, 1)
+    assert (heat.shape, heat.dtype, heat.device) == ((2, *case.grid), x.dtype, x.device)
+    assert heat.isfinite().all()
+    assert not heat.requires_grad
+    assert heat.untyped_storage().nbytes() == heat.nbytes
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_the_same_question_has_the_same_bytes_and_changes_nothing(method, case):
+    model, x = case.make()
+    model.train()
+    model.get_submodule(case.layer).eval()
+    model(x).sum().backward()  # live .grad, running statistics, and a random state somewhere in its course
+    tool = explainer(method, model, case.layer)
+    with untouched(model, x):
+        first, again = tool.attribute(x, 2), tool.attribute(x, 2)
+        tool.explain(x[0], 1)
+    assert first.numpy().tobytes() == again.numpy().tobytes()
+    model.eval()
+    assert torch.equal(tool.attribute(x, 2), first)
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_a_failed_call_changes_nothing_and_the_next_one_is_right(method, case):
+    model, x = case.make()
+    model.train()
+    tool = explainer(method, model, case.layer)
+    right = tool.attribute(x, 1)
+    for target in (3, -1, "cat", [0], [0, 3], 1.0, True):
+        with untouched(model, x), pytest.raises(TargetError):
+            tool.attribute(x, target)
+    handle = last_linear(model).register_forward_pre_hook(lambda module, args: Exploding()(*args))
+    with untouched(model, x), pytest.raises(ArithmeticError, match="^the head exploded$"):
+        tool.attribute(x, 1)
+    handle.remove()
+    assert torch.equal(tool.attribute(x, 1), right)
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_frozen_models_and_callers_without_gradients_get_the_same_map(method, case):
+    model, x = case.make()
+    tool = explainer(method, model, case.layer)
+    right = tool.attribute(x, 1)
+    with torch.no_grad():
+        assert torch.equal(tool.attribute(x, 1), right)
+    with torch.inference_mode():
+        made_here = x.clone()
+        maps = tool.attribute(x, 1), tool.attribute(made_here, 1)
+    assert all(torch.equal(one, right) and not one.is_inference() for one in maps)
+    assert torch.equal(tool.attribute(made_here, 1), right)
+    assert torch.equal(tool.attribute(x.clone().requires_grad_(), 1), right)
+    model.requires_grad_(False)  # other kernels may be chosen, so the last bits may differ
+    torch.testing.assert_close(tool.attribute(x, 1), right, rtol=1e-5, atol=1e-7)
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_each_sample_alone_has_its_map_in_the_batch(method, case):
+    model, x = case.make(4, torch.float64)
+    tool, targets = explainer(method, model, case.layer), [2, None, 0, 1]
+    batch = tool.attribute(x, targets)
+    for i, target in enumerate(targets):
+        torch.testing.assert_close(tool.attribute(x[i : i + 1], target)[0], batch[i], rtol=1e-10, atol=1e-14)
+    one_by_one = [tool.explain(image, target).heat for image, target in zip(x, targets, strict=True)]
+    together = [one.heat for one in tool.explain_batch(list(x), targets)]
+    np.testing.assert_allclose(np.stack(one_by_one), batch.numpy(), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(np.stack(together), batch.numpy(), rtol=1e-10, atol=1e-14)
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_none_is_each_samples_top_class(method, case):
+    model, x = case.make(6)
+    with torch.no_grad():
+        model.get_submodule("head").bias -= model(x).mean(0)  # so that no class wins every time
+        logits = model(x)
+    top = logits.argmax(1).tolist()
+    assert len(set(top)) > 1, "a test of each sample's own class needs several"
+    tool = explainer(method, model, case.layer)
+    assert torch.equal(tool.attribute(x), tool.attribute(x, top))
+    explanations = tool.explain_batch(list(x))
+    assert [one.target for one in explanations] == top
+    scores = torch.tensor([one.score for one in explanations])
+    torch.testing.assert_close(scores, logits.max(1).values, rtol=1e-5, atol=1e-6)
+    chances = torch.tensor([one.probability for one in explanations])
+    torch.testing.assert_close(chances, logits.softmax(1).max(1).values, rtol=1e-4, atol=1e-6)
+
+
+class Shifted(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) + 1000.0
+
+
+@EVERY_CASE
+@EVERY_METHOD
+def test_a_constant_added_to_the_logits_changes_nothing(method, case):
+    model, x = case.make(dtype=torch.float64)
+    right = explainer(method, model, case.layer).attribute(x, 1)
+    shifted = explainer(method, Shifted(model), f"model.{case.layer}").attribute(x, 1)
+    torch.testing.assert_close(shifted, right, rtol=1e-9, atol=1e-12)
+
+
+class Rewriting(Plain):
+    """The same network, that rewrites the middle layer's output in place as soon as it has it."""
+
+    def forward(self, x):
+        y = self.before(x)
+        nn.functional.elu_(y)
+        return self.head(self.last(y).sigmoid_().mean((2, 3)))
+
+
+@EVERY_METHOD
+def test_an_operation_in_place_after_the_layer_changes_nothing(method):
+    model, x = plain()
+    rewriting, _ = plain(Rewriting)
+    expected = explainer(method, model, "middle").attribute(x, 1)
+    torch.testing.assert_close(explainer(method, rewriting, "middle").attribute(x, 1), expected, rtol=1e-12, atol=0)
+
+
+class Counting(nn.Module):
+    """Counts the forward passes through a model, and the backward passes through its output."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.forwards, self.backwards = model, 0, 0
+
+    def forward(self, x):
+        self.forwards += 1
+        output = self.model(x)
+        if output.requires_grad:
+            output.register_hook(self.note)
+        return output
+
+    def note(self, gradient):
+        self.backwards += 1
+
+
+@EVERY_METHOD
+def test_the_declared_cost_is_the_counted_cost(method):
+    cls, (model, x) = METHODS[method], CASES["pooled"].make()
+    if not (cls.forwards.isdigit() and cls.backwards.isdigit()):
+        pytest.skip(f"{method} costs {cls.forwards} forwards, {cls.backwards} backwards")
+    counting = Counting(model)
+    explainer(method, counting, "model.features").attribute(x, 1)
+    assert (counting.forwards, counting.backwards) == (int(cls.forwards), int(cls.backwards))
+
+
+@EVERY_METHOD
+def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
+    cls, (model, x) = METHODS[method], CASES["residual"].make()
+    counting, targets = Counting(model), [2, None, 0, lambda output: output[:, 1]]
+    tool = explainer(method, counting, "model.block")
+    together = tool.explain_classes(x[0], targets)
+    if issubclass(cls, CAM) and cls.forwards.isdigit():
+        assert (counting.forwards, counting.backwards) == (int(cls.forwards), len(targets) * int(cls.backwards))
+    for one, target in zip(together, targets, strict=True):
+        alone = tool.explain(x[0], target)
+        assert one.heat.tobytes() == alone.heat.tobytes()
+        assert (one.target, one.label, one.score, one.status) == (alone.target, alone.label, alone.score, alone.status)
