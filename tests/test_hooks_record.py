@@ -12,7 +12,7 @@ from torchvision.models import DenseNet, resnet18, resnet50
 
 from camscope.errors import CamscopeWarning, LayerError
 from camscope.hooks import extract, record
-from camscope.hooks.structure import leaves
+from camscope.structure import leaves
 
 Pair = namedtuple("Pair", "first second")
 

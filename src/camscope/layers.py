@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
-from camscope.hooks.structure import the_tensor
 from camscope.hooks.tap import Tap
+from camscope.structure import the_tensor
 
 __all__ = ["Layout", "SpatialLayer", "choose_layer", "find_layer", "read_layout", "spatial_layers"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, TargetError
-from camscope.hooks.structure import leaves
+from camscope.structure import leaves
 
 Question = int | str | Tensor | Sequence[int | str | None] | Callable[[Any], Tensor] | None
 

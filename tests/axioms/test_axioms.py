@@ -5,12 +5,12 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from nets import CASES, Plain, plain
 from torch import nn
-from untouched import untouched
 
 from camscope.errors import TargetError
 from camscope.explainers import CAM, METHODS
+from nets import CASES, Plain, plain
+from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

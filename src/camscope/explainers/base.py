@@ -27,8 +27,8 @@ from camscope.explainers.scope import (
     usable,
 )
 from camscope.explanation import MEANING, OK, ClassScore, Explanation
-from camscope.hooks.structure import mapped
 from camscope.layers import Layout
+from camscope.structure import mapped
 from camscope.targets import Question, Score
 from camscope.version import __version__
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError, LayerError
 from camscope.hooks.base import Hooks, find_layers, on_gradient, unwrap
 from camscope.hooks.checkpoint import plain_checkpoints, recomputing
-from camscope.hooks.structure import leaves, replaced, the_tensor
+from camscope.structure import leaves, replaced, the_tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
 from camscope.hooks.base import Hooks, evaluating, here_only, unwrap
-from camscope.hooks.structure import leaves
+from camscope.structure import leaves
 
 if TYPE_CHECKING:
     from rich.table import Table

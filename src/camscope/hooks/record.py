@@ -16,7 +16,7 @@ from camscope.errors import CamscopeWarning
 from camscope.hooks.base import Hooks, evaluating, find_layers, here_only, on_gradient, unwrap
 from camscope.hooks.checkpoint import plain_checkpoints, recomputing
 from camscope.hooks.recording import Call, Flow, LayerRecord, Recording, frame
-from camscope.hooks.structure import Path, leaves, mapped, the_tensor
+from camscope.structure import Path, leaves, mapped, the_tensor
 
 Edge = tuple[Node | None, int]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import LayerError
-from camscope.hooks.structure import Path, leaves, mapped, replaced
+from camscope.structure import Path, leaves, mapped, replaced
 
 Copy = Callable[[Tensor], Tensor]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layers, here_only, on_gradient, unwrap
 from camscope.hooks.checkpoint import plain_checkpoints, recomputing
-from camscope.hooks.structure import replaced, the_tensor
+from camscope.structure import replaced, the_tensor
 
 T = TypeVar("T")
 

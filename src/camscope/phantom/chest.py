@@ -87,7 +87,8 @@ def _heart(random: Generator, x: Field, y: Field) -> Field:
     right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
     heart = ramp(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
     knob = ramp(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
-    return np.maximum(heart, 0.8 * knob)
+    result: Field = np.maximum(heart, 0.8 * knob)
+    return result
 
 
 def _midline(random: Generator, x: Field, y: Field) -> Field:
@@ -96,7 +97,7 @@ def _midline(random: Generator, x: Field, y: Field) -> Field:
     vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
     spine = band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
     windpipe = band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * ramp(-0.30 - y, 0.2)
-    return 0.13 * band(x, random.uniform(0.26, 0.34), 0.12) + spine - 0.12 * windpipe
+    return spine + 0.13 * band(x, random.uniform(0.26, 0.34), 0.12) - 0.12 * windpipe
 
 
 def _bones(random: Generator, lungs: tuple[Lung, Lung], x: Field, y: Field) -> Field:

@@ -72,7 +72,8 @@ def resized(field: Field, size: int) -> Field:
 @lru_cache(maxsize=16)
 def _interpolation(cells: int, size: int) -> Field:
     at = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
-    return np.maximum(1 - np.abs(at[:, None] - np.arange(cells)), 0).astype(np.float32)
+    weights: Field = np.maximum(1 - np.abs(at[:, None] - np.arange(cells)), 0).astype(np.float32)
+    return weights
 
 
 def _dots(column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64]) -> Field:
