@@ -12,7 +12,7 @@ from benchmarks.machine import machine
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
-ROUNDS, QUICK_ROUNDS = 21, 3
+ROUNDS, QUICK_ROUNDS = 15, 3
 MEMORY_CASE = "resnet18"
 
 

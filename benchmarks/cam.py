@@ -27,15 +27,20 @@ def beside_peers(case: Case, rounds: int) -> list[Figure]:
         except Exception as error:
             notes[name] = _reason(error)
     spreads, forward = _timed(case, {name: _with_tool(name, case) for name in found}, rounds)
-    work = f"{case.name} `{case.layer}`, forward {1000 * forward:.0f} ms"
+    work = f"{case.name} `{case.layer}`"
     if blank := peers.empty(ours):
         work += f", {blank} of {len(ours)} maps without evidence"
     return [
-        Figure.of("gradcam", work, name, spreads[name], difference=found[name], goal=GOAL if name == OURS else None)
+        _peer_figure(work, name, spreads[name], forward, found[name])
         if name in found
         else Figure("gradcam", work, name, None, note=notes[name])
         for name in peers.TOOLS
     ]
+
+
+def _peer_figure(work: str, name: str, spread: Spread, forward: float, difference: float | None) -> Figure:
+    goal = GOAL if name == OURS else None
+    return Figure.of("gradcam", work, name, spread, forward=forward, difference=difference, goal=goal)
 
 
 def every_method(case: Case, rounds: int) -> list[Figure]:
@@ -47,8 +52,11 @@ def every_method(case: Case, rounds: int) -> list[Figure]:
     def task(cls: type[CAM]) -> Timed:
         return lambda: _quietly(lambda: cls(case.model, case.layer).attribute(case.x, case.classes), case.device)
 
-    spreads, _ = _timed(case, {name: task(cls) for name, cls in chosen.items()}, rounds)
-    return [Figure.of("methods", f"{name}, {case.name}", OURS, spread, goal=GOAL) for name, spread in spreads.items()]
+    spreads, forward = _timed(case, {name: task(cls) for name, cls in chosen.items()}, rounds)
+    return [
+        Figure.of("methods", f"{name}, {case.name}", OURS, spread, forward=forward, goal=GOAL)
+        for name, spread in spreads.items()
+    ]
 
 
 def several_classes(case: Case, rounds: int) -> list[Figure]:
@@ -57,6 +65,7 @@ def several_classes(case: Case, rounds: int) -> list[Figure]:
 
     one = Case(case.name, case.model, case.layer, case.x[:1], case.classes[:1], case.prefix)
     questions = [(case.classes[0] + step) % 10 for step in range(CLASSES)]
+    goals = {"five explanations": GOAL_CLASSES}
     explainer = GradCAM(one.model, one.layer)
     tasks = {
         "five explanations": lambda: explainer.explain_classes(one.x[0], questions),
@@ -68,11 +77,8 @@ def several_classes(case: Case, rounds: int) -> list[Figure]:
         return lambda: _quietly(run, one.device)
 
     spreads, forward = _timed(one, {name: task(run) for name, run in tasks.items()}, rounds)
-    goals = {"five explanations": GOAL_CLASSES}
     return [
-        Figure.of(
-            "classes", f"{name}, {case.name}, forward {1000 * forward:.0f} ms", OURS, spread, goal=goals.get(name)
-        )
+        Figure.of("classes", f"{name}, {case.name}", OURS, spread, forward=forward, goal=goals.get(name))
         for name, spread in spreads.items()
     ]
 

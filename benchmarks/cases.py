@@ -80,7 +80,7 @@ def ready(title: str, model: nn.Module, layer: str, x: Tensor, device: str = "cp
 
 
 def _wake_head(model: nn.Module) -> None:
-    """Torchvision starts the head of a ViT at zero: no score would depend on anything."""
+    """The head of torchvision's ViT starts at zero: no score would depend on anything."""
     for part in model.modules():
         if isinstance(part, nn.Linear) and not bool(part.weight.any()):
             nn.init.normal_(part.weight, std=0.02)

@@ -33,7 +33,7 @@ def figures(repeats: int) -> list[Figure]:
 
 
 def _figure(work: str, tool: str, statement: str, repeats: int) -> Figure:
-    goal = GOAL if tool == OURS else None
+    goal = GOAL if statement == f"import {OURS}" else None
     runs = []
     for _ in range(repeats):
         done = fresh("-c", PROGRAM.format(statement=statement, heavy=HEAVY))

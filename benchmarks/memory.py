@@ -1,7 +1,7 @@
 """Peak memory of one Grad-CAM call above that of plain inference, in a fresh process each.
 
-The child warms both up to loading (not running) the tool, runs inference and notes the highest resident set, then runs
-the tool and notes it again. On an accelerator the allocator's own peak is read instead.
+The child loads the tool, runs inference and notes the highest resident set, then runs the tool and notes it again.
+On an accelerator the allocator's own peak is read instead.
 """
 
 import sys
@@ -40,8 +40,10 @@ def _figure(name: str, device: str, tool: str, repeats: int) -> Figure:
 
 def above_inference(tool: str, case: cases.Case) -> float:
     """Megabytes by which the tool's peak exceeds that of a forward pass, in this process."""
+    with peers.open_tool(tool, case):
+        pass  # what it loads is in memory from here on
+    plain = peak(case.device, case.forward)
     with peers.open_tool(tool, case) as opened:
-        plain = peak(case.device, case.forward)
         return (peak(case.device, opened.run) - plain) / MEGABYTE
 
 

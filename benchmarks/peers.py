@@ -107,7 +107,8 @@ def channels_first(case: Case) -> Callable[[Tensor], Tensor] | None:
 
     def reshape(output: Tensor) -> Tensor:
         side = round((output.shape[1] - prefix) ** 0.5)
-        return output[:, prefix:].unflatten(1, (side, side)).movedim(-1, 1)
+        cells: Tensor = output[:, prefix:].unflatten(1, (side, side)).movedim(-1, 1)
+        return cells
 
     return reshape
 

@@ -1,8 +1,9 @@
 """Figures as they are kept (JSON), and the tables drawn from them (Markdown)."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.timing import Spread
@@ -14,8 +15,8 @@ OURS = "camscope"
 class Figure:
     """One number: what one tool took for one piece of work; `value` is None where it could not, and `note` says why.
 
-    `difference`: the largest distance of its maps, each divided by its maximum, from camscope's. `goal`: the most that
-    camscope may take.
+    `forward`: seconds of the forward pass that a ratio is to. `difference`: the largest distance of its maps, each
+    divided by its maximum, from camscope's. `goal`: the most that camscope may take.
     """
 
     section: str
@@ -24,6 +25,7 @@ class Figure:
     value: float | None
     low: float | None = None
     high: float | None = None
+    forward: float | None = None
     difference: float | None = None
     goal: float | None = None
     note: str = ""
@@ -36,12 +38,13 @@ class Figure:
         tool: str,
         spread: Spread,
         *,
+        forward: float | None = None,
         difference: float | None = None,
         goal: float | None = None,
         note: str = "",
     ) -> "Figure":
         """A figure with its spread."""
-        return cls(section, work, tool, spread.median, spread.low, spread.high, difference, goal, note)
+        return cls(section, work, tool, spread.median, spread.low, spread.high, forward, difference, goal, note)
 
     @property
     def verdict(self) -> str:
@@ -51,6 +54,7 @@ class Figure:
         return "ok" if self.value <= self.goal else "over"
 
 
+Row = Mapping[str, Figure]
 TITLES = {
     "gradcam": "Grad-CAM, times a forward pass",
     "methods": "Every one-backward CAM of camscope, times a forward pass",
@@ -69,28 +73,42 @@ def tables(figures: Sequence[Figure]) -> str:
 
 def _table(section: str, figures: Sequence[Figure]) -> str:
     mine = [figure for figure in figures if figure.section == section]
-    tools = list(dict.fromkeys(figure.tool for figure in mine))
-    compared = {tool for tool in tools if any(f.difference is not None for f in mine if f.tool == tool)}
-    heads = ["", "goal", "", *(h for tool in tools for h in ([tool, "map differs by"] if tool in compared else [tool]))]
-    rows = []
-    for work in dict.fromkeys(figure.work for figure in mine):
-        found = {figure.tool: figure for figure in mine if figure.work == work}
-        ours = found.get(OURS)
-        goal = f"≤ {ours.goal:g}" if ours and ours.goal is not None else ""
-        cells = [work, goal, ours.verdict if ours else ""]
-        for tool in tools:
-            cells.append(_cell(found.get(tool), DIGITS[section]))
-            if tool in compared:
-                cells.append(_difference(found.get(tool)))
-        rows.append(cells)
-    return "\n".join([_line(heads), _line(["---"] * len(heads)), *map(_line, rows)])
+    columns = _columns(mine, DIGITS[section])
+    works = dict.fromkeys(figure.work for figure in mine)
+    rows = [[work, *(cell({f.tool: f for f in mine if f.work == work}) for cell in columns.values())] for work in works]
+    return "\n".join([_line(["", *columns]), _line(["---"] * (1 + len(columns))), *map(_line, rows)])
+
+
+def _columns(figures: Sequence[Figure], digits: int) -> dict[str, Callable[[Row], str]]:
+    """Heads of the columns, and what each reads off the figures of a row; two columns for a tool that was compared."""
+    columns: dict[str, Callable[[Row], str]] = {}
+    if any(figure.forward is not None for figure in figures):
+        columns["forward"] = _forward
+    if any(figure.goal is not None for figure in figures):
+        columns |= {"goal": _goal, "kept": lambda row: row[OURS].verdict if OURS in row else ""}
+    for tool in dict.fromkeys(figure.tool for figure in figures):
+        columns[tool] = partial(_cell, tool, digits)
+        if any(figure.difference is not None for figure in figures if figure.tool == tool):
+            columns[f"{tool}'s map differs by"] = partial(_difference, tool)
+    return columns
+
+
+def _forward(row: Row) -> str:
+    taken = [figure.forward for figure in row.values() if figure.forward is not None]
+    return f"{1000 * taken[0]:.3g} ms" if taken else ""
+
+
+def _goal(row: Row) -> str:
+    goal = row[OURS].goal if OURS in row else None
+    return "" if goal is None else f"≤ {goal:g}"
 
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
-def _cell(figure: Figure | None, digits: int) -> str:
+def _cell(tool: str, digits: int, row: Row) -> str:
+    figure = row.get(tool)
     if figure is None:
         return ""
     if figure.value is None:
@@ -101,8 +119,11 @@ def _cell(figure: Figure | None, digits: int) -> str:
     return f"{text}; {figure.note}" if figure.note else text
 
 
-def _difference(figure: Figure | None) -> str:
-    return "" if figure is None or figure.difference is None else f"{figure.difference:.0e}"
+def _difference(tool: str, row: Row) -> str:
+    figure = row.get(tool)
+    if figure is None or figure.difference is None:
+        return ""
+    return f"{figure.difference:.0e}" if figure.difference else "0"
 
 
 def described(machine: Mapping[str, str | int]) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import camscope
-from floors import violations
+from floors import FLOORS, violations
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "camscope"
@@ -25,6 +25,14 @@ IMAGES = (".png", ".jpg", ".jpeg")
 
 def test_every_module_imports_only_from_floors_below_it():
     assert violations(PACKAGE) == []
+
+
+def test_contributing_draws_the_same_floors():
+    drawn = re.findall(
+        r"^([0-9½]) (\w+(?: · \w+)*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    told = {room: 0.5 if floor == "½" else int(floor) for floor, rooms in drawn for room in rooms.split(" · ")}
+    assert told == {room: floor for room, floor in FLOORS.items() if room != "__main__"}
 
 
 SOUND = {

@@ -46,15 +46,14 @@ def load_strictly(model: nn.Module, state: State, source: Weights) -> None:
 
     A prefix of DataParallel or `torch.compile` is taken off; numbers are cast to the model's precision.
     """
-    own = model.state_dict()
+    own = _tensors(model)
     state = aligned(state, own)
     other = [name for name in state.keys() & own.keys() if not _alike(state[name], own[name])]
     try:
         missing, unexpected = model.load_state_dict({k: v for k, v in state.items() if k not in other}, strict=False)
     except (RuntimeError, ValueError) as error:
         raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
-    # BatchNorm counts batches since 2018; the count says nothing in eval mode, and older files lack it
-    missing = [name for name in missing if name not in other and not name.endswith("num_batches_tracked")]
+    missing = [name for name in missing if name not in other]
     shapes = [f"{name} {_kind(state[name])} instead of {_kind(own[name])}" for name in sorted(other)]
     lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
     if wrong := [f"{len(names)} {what} ({_some(names)})" for what, names in lists.items() if names]:
@@ -69,7 +68,8 @@ def fitted(build: Callable[[int | None], nn.Module], state: State, source: Weigh
     `build`: number of classes (None: the usual one) -> module.
     """
     model = build(None)
-    classes = _other_classes(aligned(state, model.state_dict()), model.state_dict())
+    own = _tensors(model)
+    classes = _other_classes(aligned(state, own), own)
     if classes is not None:
         model = build(classes)
     load_strictly(model, state, source)
@@ -136,6 +136,10 @@ def _refusal(file: Path, reason: str) -> str:
     if not file.stat().st_size:
         return "is empty"
     return "is no checkpoint that can be read as tensors: corrupt, truncated, or another kind of file"
+
+
+def _tensors(model: nn.Module) -> State:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def _without(prefix: str, state: State) -> State:

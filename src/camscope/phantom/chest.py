@@ -95,9 +95,10 @@ def _midline(random: Generator, x: Field, y: Field) -> Field:
     """Mediastinum and spine with its vertebrae, bright; the windpipe in front of them, dark."""
     spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
     vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
-    spine = band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
+    spine: Field = band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
     windpipe = band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * ramp(-0.30 - y, 0.2)
-    return spine + 0.13 * band(x, random.uniform(0.26, 0.34), 0.12) - 0.12 * windpipe
+    spine += 0.13 * band(x, random.uniform(0.26, 0.34), 0.12)
+    return spine - 0.12 * windpipe
 
 
 def _bones(random: Generator, lungs: tuple[Lung, Lung], x: Field, y: Field) -> Field:

@@ -122,7 +122,7 @@ def _check(seed: int, token: str | None, size: int) -> None:
 def _label(finding: str | int) -> int:
     if isinstance(finding, str) and finding in CATEGORIES:
         return CATEGORIES.index(finding)
-    if isinstance(finding, int) and 0 <= finding < len(CATEGORIES):
+    if isinstance(finding, int) and not isinstance(finding, bool) and 0 <= finding < len(CATEGORIES):
         return finding
     raise TargetError(f"no finding {finding!r}; expected one of {', '.join(CATEGORIES)}, or 0..{len(CATEGORIES) - 1}")
 

@@ -1,7 +1,9 @@
 """PhantomNet: a small residual net with `layer1` … `layer4`, and the weights of it that ship with the package."""
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -10,8 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.phantom.draw import CATEGORIES, SIZE
-
-WEIGHTS: Final = "phantom.safetensors"
 
 
 class Preprocessing(NamedTuple):
@@ -80,11 +80,16 @@ def as_input(images: NDArray[np.uint8]) -> Tensor:
     return (grey - PREPROCESSING.mean) / PREPROCESSING.std
 
 
+def bundled() -> AbstractContextManager[Path]:
+    """The bundled weights as a file, for the length of a `with`."""
+    return as_file(files("camscope.phantom") / "phantom.safetensors")
+
+
 def load_phantom_net() -> PhantomNet:
     """The bundled net in eval mode; nothing is fetched."""
     from safetensors.torch import load_file
 
     net = PhantomNet()
-    with as_file(files("camscope.phantom") / WEIGHTS) as path:
+    with bundled() as path:
         net.load_state_dict(load_file(path))
     return net.eval()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Field = NDArray[np.floating[Any]]  # float32 throughout
 
-TRACE = 128  # curves are traced on this many pixels a side, then brought to the size of the image
+TRACE = 128  # curves are traced on at most this many pixels a side, then brought to the size of the image
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Plane:
     def trace(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> Field:
         """Points at body coordinates, each laid down as a soft dot of that weight: (H,W)."""
         (c, s), (right, down) = self.turn, self.shift
-        square = c * c + s * s
-        column = ((c * x - s * y) / square + right + 1) * (TRACE / 2) - 0.5
-        row = ((s * x + c * y) / square + down + 1) * (TRACE / 2) - 0.5
-        seen = (column > 1) & (column < TRACE - 2) & (row > 1) & (row < TRACE - 2)
-        return resized(_dots(column[seen], row[seen], weight[seen]), self.size)
+        square, side = c * c + s * s, min(self.size, TRACE)
+        column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
+        row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
+        seen = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
+        return resized(_dots(column[seen], row[seen], weight[seen] * (side / TRACE), side), self.size)
 
 
 def ramp(depth: Field, width: float) -> Field:
@@ -76,15 +76,15 @@ def _interpolation(cells: int, size: int) -> Field:
     return weights
 
 
-def _dots(column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64]) -> Field:
+def _dots(column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int) -> Field:
     """Each point shared among the four pixels around it, then spread by a 3 x 3 binomial kernel."""
     left, top = column.astype(np.int64), row.astype(np.int64)
     right, down = column - left, row - top
-    corner = top * TRACE + left
-    index = np.concatenate([corner, corner + 1, corner + TRACE, corner + TRACE + 1])
+    corner = top * side + left
+    index = np.concatenate([corner, corner + 1, corner + side, corner + side + 1])
     shares = [(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right]
-    dots = np.bincount(index, np.concatenate([share * weight for share in shares]), TRACE * TRACE)
-    field = dots.reshape(TRACE, TRACE).astype(np.float32)
+    dots = np.bincount(index, np.concatenate([share * weight for share in shares]), side * side)
+    field = dots.reshape(side, side).astype(np.float32)
     field[:, 1:-1] = 0.5 * field[:, 1:-1] + 0.25 * (field[:, 2:] + field[:, :-2])
     field[1:-1] = 0.5 * field[1:-1] + 0.25 * (field[2:] + field[:-2])
     return field

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.phantom.draw import CATEGORIES, Phantoms, dataset
-from camscope.phantom.network import WEIGHTS, PhantomNet, as_input
+from camscope.phantom.network import PhantomNet, as_input
 
 TRAINING: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
 HELD_OUT: Final = 2**30
@@ -136,18 +136,20 @@ def main(arguments: list[str] | None = None) -> None:
     from rich.console import Console
 
     parser = argparse.ArgumentParser(prog="python -m camscope.phantom.train", description=__doc__)
-    bundled = Path(__file__).with_name(WEIGHTS)
+    bundled = Path(__file__).with_name("phantom.safetensors")
     parser.add_argument("--output", type=Path, default=bundled, help="where the weights go (default: the package)")
     parser.add_argument("--seed", type=int, default=0, help="phantoms, first weights and order (default: 0)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"batches of {BATCH} (default: {STEPS})")
+    parser.add_argument("--images", type=int, default=IMAGES, help=f"drawn to train on; half as many judge ({IMAGES})")
     chosen = parser.parse_args(arguments)
-    net = train(chosen.seed, steps=chosen.steps).net
-    by_class = accuracy(net, dataset(2000, HELD_OUT))
+    net = train(chosen.seed, steps=chosen.steps, images=chosen.images).net
+    by_class = accuracy(net, dataset(chosen.images // 2, HELD_OUT))
     mean = sum(by_class.values()) / len(by_class)
     facts = {"accuracy": f"{mean:.4f}", "seed": str(chosen.seed), "steps": str(chosen.steps), "version": VERSION}
     save(net, chosen.output, facts)
     lines = [f"{name:>14}  {share:.1%}" for name, share in by_class.items()]
-    report = "\n".join(["accuracy on 2000 phantoms never seen", *lines, f"{'all':>14}  {mean:.1%}"])
+    title = f"accuracy on {chosen.images // 2} phantoms never seen"
+    report = "\n".join([title, *lines, f"{'all':>14}  {mean:.1%}"])
     Console(highlight=False).print(f"{report}\nwritten to {chosen.output}", soft_wrap=True)
 
 
