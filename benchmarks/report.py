@@ -94,8 +94,8 @@ def _columns(figures: Sequence[Figure], digits: int) -> dict[str, Callable[[Row]
 
 
 def _forward(row: Row) -> str:
-    taken = [figure.forward for figure in row.values() if figure.forward is not None]
-    return f"{1000 * taken[0]:.3g} ms" if taken else ""
+    taken = [1000 * figure.forward for figure in row.values() if figure.forward is not None]
+    return (f"{taken[0]:.0f} ms" if taken[0] >= 10 else f"{taken[0]:.2g} ms") if taken else ""
 
 
 def _goal(row: Row) -> str:

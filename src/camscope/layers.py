@@ -16,7 +16,13 @@ __all__ = ["Layout", "SpatialLayer", "choose_layer", "find_layer", "read_layout"
 
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 MOST_PREFIX_TOKENS = 5
-CONVOLUTIONAL = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.modules.pooling._MaxPoolNd, nn.GroupNorm)
+CONVOLUTIONAL = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.GroupNorm,
+)
 PASS_THROUGH = (
     nn.Identity,
     nn.modules.dropout._DropoutNd,
@@ -96,7 +102,7 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
 
     with torch.no_grad(), Hooks() as hooks:
         for name, module in unwrap(model).named_modules():
-            if name and not isinstance(module, PASS_THROUGH):
+            if name and not isinstance(module, (*PASS_THROUGH, torch.jit.ScriptModule)):
                 hook = here_only(lambda module, args, output, name=name: note(name, module, output))
                 hooks.hold(module.register_forward_hook(hook))
         run()

@@ -34,7 +34,7 @@ class Score:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model, self._args, self._kwargs = model, args, dict(kwargs or {})
+        self.model, self._args, self._kwargs = model, args, dict(kwargs or {})
         self.target = target if callable(target) else _plain(target)
         self.categories = categories
         self.classes: Tensor | None = None
@@ -47,7 +47,7 @@ class Score:
 
     def forward(self, x: Tensor) -> Any:
         """The model's whole output, off which several scores can be read."""
-        return self._model(x, *self._args, **self._kwargs)
+        return self.model(x, *self._args, **self._kwargs)
 
     def read(self, output: object, samples: int) -> Tensor:
         """(N,): the score in an output of the model for so many samples."""

@@ -28,12 +28,18 @@ class Look:
     contour: tuple[float, ...] | None
     boxes: float | None
 
-    def of(self, explanation: "Explanation") -> "Picture":
-        """(H,W,3): the map on its image, with a colour bar where there are colours to read."""
-        colours = self.boxes is None
-        return explanation.overlay(
-            colormap=self.colormap, alpha=self.alpha, contour=self.contour, boxes=self.boxes, bar=colours
-        )
+    def of(self, explanation: "Explanation", height: int) -> "Picture":
+        """(height,w,3): the map on its image, with a colour bar where there are colours to read."""
+        from camscope.render import DIVERGING, beside, colour_bar, fitted
+
+        drawn = explanation.overlay(colormap=self.colormap, alpha=self.alpha, contour=self.contour, boxes=self.boxes)
+        picture = fitted(drawn, height, 2 * height)
+        if self.boxes is not None:
+            return picture
+        heat = explanation.heatmap("grid", None)
+        high = float(abs(heat).max()) if self.colormap == DIVERGING else max(0.0, float(heat.max()))
+        low = -high if self.colormap == DIVERGING else 0.0
+        return beside(picture, colour_bar(picture.shape[0], low, high, self.colormap))
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,6 @@ class Answers:
             drawn = [cell for row in range(rows) for cell in [*first, *drawn[row::rows]]]
         else:
             drawn = first + drawn
-        height = min(LARGEST, max(SMALLEST, drawn[0][0].shape[0]))
         pictures, captions, flags = zip(*drawn, strict=True)
         return panel(pictures, captions, flags=flags, height=height, columns=columns)
 

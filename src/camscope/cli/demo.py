@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from camscope.render import Picture
 
 EXAMPLE = "camscope demo"
-ENLARGED = 2  # times, before the outline is drawn: a thin line on large pixels
+ENLARGED, ROWS = 3, 288  # times, before the outline is drawn, so that it is thin; then pixels of a picture's height
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,12 @@ def run(
     console.print(base.styled(("try     ", "bold"), (f"camscope explain {base.shown(images[0])}", "")), soft_wrap=True)
 
 
-_LEGEND = (
-    "hit: the map's hottest pixel lies in the drawn finding · energy: share of the map inside it · area: the share of the\n"
-    "image that it covers, which is the energy that a map without any idea would have"
-)
+_LEGEND = """\
+hit     the map's hottest pixel lies in the finding
+energy  share of the map inside the finding
+area    share of the image inside the finding: the energy of a map without any idea
+gradcam, hirescam and xgradcam agree here as they must: this net ends in a mean and a linear layer\
+"""
 
 
 def _names(count: int) -> list[str]:
@@ -106,12 +108,11 @@ def _figure(cases: Sequence[_Case]) -> "Picture":
 
     pictures, captions = [], []
     for case in cases:
-        first = case.found[0]
         pictures += [_outlined(_rgb(case.phantom.image), case)]
-        captions += [f"{case.phantom.name} · answer: {_answer(first)}"]
+        captions += [_titled(case)]
         pictures += [_outlined(one.overlay(), case) for one in case.found]
         captions += [f"{one.method}{_judged(one, case)}" for one in case.found]
-    return panel(pictures, captions, columns=1 + len(cases[0].found), height=ENLARGED * len(cases[0].phantom.image))
+    return panel(pictures, captions, columns=1 + len(cases[0].found), height=ROWS)
 
 
 def _outlined(picture: "Picture", case: _Case) -> "Picture":
@@ -121,11 +122,13 @@ def _outlined(picture: "Picture", case: _Case) -> "Picture":
 
     large = picture.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
     mask = case.phantom.mask.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
-    return draw_contours(large, mask.astype(np.float64), 0.5, colormap="viridis")
+    return draw_contours(large, mask.astype(np.float64), 0.3, colormap="turbo")  # a light blue that no map here has
 
 
-def _answer(one: "Explanation") -> str:
-    return one.label if one.probability is None else f"{one.label} {one.probability:.2f}"
+def _titled(case: _Case) -> str:
+    first, truth = case.found[0], case.phantom
+    told = truth.name if first.target == truth.label else f"{truth.name}, taken for {first.label}"
+    return f"{told} (p={first.probability or 0:.2f})"
 
 
 def _judged(one: "Explanation", case: _Case) -> str:
@@ -169,8 +172,7 @@ def _said(case: _Case) -> "Text":
 
     first = case.found[0]
     right = first.target == case.phantom.label
-    words = f"{_answer(first)} {'✓' if right else f'✗ it is {case.phantom.name}'}"
-    return Text(words, "green" if right else "red")
+    return Text(f"{first.label} {first.probability or 0:.2f} {'✓' if right else '✗'}", "green" if right else "red")
 
 
 def _row(one: "Explanation", case: _Case) -> "tuple[str | Text, ...]":

@@ -55,12 +55,12 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     """(K,h,w): the layer's channels."""
     from camscope.cards import card_of
     from camscope.explainers.inputs import read_item
-    from camscope.explainers.scope import explainable, home
+    from camscope.explainers.scope import home, survey
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
     from camscope.layers import read_layout
 
-    inner, card = explainable(net), card_of(net)
+    inner, card = survey(net).model, card_of(net)
     name, module = find_layer(inner, layer)
     known = card.preprocess if card is not None else None
     way = as_preprocess(preprocess or known) if preprocess or known else None

@@ -52,9 +52,9 @@ def _example(net: "nn.Module", size: str | None) -> "Tensor":
     import torch
 
     from camscope.explainers.inputs import spatial_rank
-    from camscope.explainers.scope import explainable, home
+    from camscope.explainers.scope import home, survey
 
-    inner = explainable(net)
+    inner = survey(net).model
     shape = _known_shape(net) or (_channels(inner), *[USUAL[spatial_rank(inner)]] * spatial_rank(inner))
     if size is not None:
         shape = (shape[0], *_size(size, len(shape) - 1))
@@ -91,12 +91,13 @@ def _channels(inner: "nn.Module") -> int:
 def _candidates(net: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
     """The layers with more than one cell, and the one that is explained where none is named."""
     from camscope.cards import card_of
-    from camscope.explainers.scope import calm, explainable
+    from camscope.explainers.scope import calm, survey
     from camscope.layers import choose_layer, spatial_layers
     from camscope.targets import Score
 
-    inner, card = explainable(net), card_of(net)
-    with calm(inner, "eval"):
+    known, card = survey(net), card_of(net)
+    inner = known.model
+    with calm(known, "eval"):
         candidates = {layer.name for layer in spatial_layers(inner, lambda: inner(x), x.shape)}
         if card is not None and card.layer:
             return candidates, card.layer

@@ -18,15 +18,17 @@ from camscope.explainers.inputs import Item, Preprocessing, read_item
 from camscope.explainers.scope import (
     Mode,
     OnNonFinite,
+    Survey,
     calm,
     checked_finite,
     checked_input,
-    explainable,
+    expect_differentiable,
     home,
-    is_compiled,
+    survey,
     usable,
 )
 from camscope.explanation import MEANING, OK, ClassScore, Explanation
+from camscope.hooks.base import unwrap
 from camscope.layers import Layout
 from camscope.structure import mapped
 from camscope.targets import Question, Score
@@ -60,6 +62,15 @@ class Maps:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One call: the model as it was found, and each question with its maps."""
+
+    known: Survey
+    scores: list[Score]
+    maps: list[Maps]
+
+
 class Explainer(ABC):
     """Where a model looked. A method writes `heat`; everything else is here, once.
 
@@ -86,7 +97,7 @@ class Explainer(ABC):
             raise InputError(
                 f"mode={mode!r}, on_nonfinite={on_nonfinite!r}: expected 'eval' | 'as_is' and 'raise' | 'warn'"
             )
-        explainable(model)
+        survey(model)
         self.model, self.mode, self.on_nonfinite = model, mode, on_nonfinite
         card = card_of(model)
         self.preprocess = _preprocessing(preprocess or (card.preprocess if card else None))
@@ -103,7 +114,7 @@ class Explainer(ABC):
     @final
     def attribute(self, inputs: Tensor, target: Question = None, *args: Any, **kwargs: Any) -> Tensor:
         """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest goes to the model after `inputs`."""
-        return self._run(inputs, [target], args, kwargs)[1][0].heat
+        return self._run(inputs, [target], args, kwargs).maps[0].heat
 
     @final
     def explain(self, image: Any, target: Question = None) -> Explanation:
@@ -117,8 +128,9 @@ class Explainer(ABC):
         if not questions:
             raise TargetError("no targets: pass a list of questions, e.g. [281, 285] or [None]")
         item = self._read(image)
-        scores, maps = self._run(item.x[None], questions)
-        return [self._explanation(0, item, score, one) for score, one in zip(scores, maps, strict=True)]
+        run = self._run(item.x[None], questions)
+        digits = digest(run.known.model)
+        return [self._explanation(0, item, run, which, digits) for which in range(len(questions))]
 
     @final
     def explain_batch(self, images: Sequence[Any], targets: Question = None) -> list[Explanation]:
@@ -134,8 +146,9 @@ class Explainer(ABC):
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
             question = plain if each is None else [each[i] for i in rows]
-            scores, maps = self._run(torch.stack([items[i].x for i in rows]), [question])
-            results.update({i: self._explanation(n, items[i], scores[0], maps[0]) for n, i in enumerate(rows)})
+            run = self._run(torch.stack([items[i].x for i in rows]), [question])
+            digits = digest(run.known.model)
+            results.update({i: self._explanation(n, items[i], run, 0, digits) for n, i in enumerate(rows)})
         return [results[i] for i in range(len(items))]
 
     @property
@@ -149,7 +162,7 @@ class Explainer(ABC):
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 
     def _read(self, image: Any) -> Item:
-        model = explainable(self.model)
+        model = unwrap(self.model)
         return read_item(image, self.preprocess, model, home(model))
 
     def _run(
@@ -158,20 +171,23 @@ class Explainer(ABC):
         targets: Sequence[Question],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> tuple[list[Score], list[Maps]]:
-        model = explainable(self.model)
-        with calm(model, self.mode):
-            x = checked_input(x, model)
+    ) -> "_Run":
+        known = survey(self.model)
+        if self.backwards != "0":
+            expect_differentiable(known)
+        with calm(known, self.mode):
+            x = checked_input(x, known)
             args, kwargs = mapped(args, usable), mapped(dict(kwargs or {}), usable)
-            scores = [Score(model, t, categories=self.categories, args=args, kwargs=kwargs) for t in targets]
+            scores = [Score(known.model, t, categories=self.categories, args=args, kwargs=kwargs) for t in targets]
             maps = self.maps(x, scores)
         for one in maps:
             checked_finite(f"the map of {self.name}", one.heat, self.on_nonfinite)
             for status in sorted({status for status in statuses(one) if status != OK}):
                 warnings.warn(f"{self.name}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
-        return scores, maps
+        return _Run(known, scores, maps)
 
-    def _explanation(self, i: int, item: Item, score: Score, maps: Maps) -> Explanation:
+    def _explanation(self, i: int, item: Item, run: "_Run", which: int, digits: str) -> Explanation:
+        score, maps = run.scores[which], run.maps[which]
         index, values = score.class_of(i), score.values
         return Explanation(
             heat=maps.heat[i].cpu().numpy().copy(),
@@ -186,20 +202,20 @@ class Explainer(ABC):
             input_size=tuple(item.x.shape[1:]),
             placement=item.placement,
             status=statuses(maps)[i],
-            notes=self._notes(maps, item),
+            notes=self._notes(maps, item, run.known),
             name=item.name,
             parameters=self.parameters,
             versions=_versions(),
-            model=digest(explainable(self.model)),
+            model=digits,
             image=item.image,
             seen=item.seen,
         )
 
-    def _notes(self, maps: Maps, item: Item) -> tuple[str, ...]:
+    def _notes(self, maps: Maps, item: Item, known: Survey) -> tuple[str, ...]:
         notes = list(maps.notes)
-        if explainable(self.model) is not self.model:
+        if known.model is not self.model:
             notes.append(f"the eager model inside {type(self.model).__name__} was explained")
-        elif is_compiled(self.model):
+        elif known.compiled:
             notes.append(f"{type(self.model).__name__} is compiled, or a part of it: its eager form was explained")
         if item.placement is None:
             notes.append("the preprocessing has no known geometry: the map is drawn on the model's input")

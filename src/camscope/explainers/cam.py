@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -10,14 +11,23 @@ from torch import Tensor, nn
 from camscope.cards import card_of
 from camscope.errors import LayerError
 from camscope.explainers.base import Explainer, Maps
-from camscope.explainers.scope import Mode, OnNonFinite, checked_finite, differentiable, explainable
-from camscope.hooks.base import find_layer
-from camscope.hooks.tap import Tap
-from camscope.layers import TOKENS, Layout, choose_layer, read_layout
+from camscope.explainers.scope import Mode, OnNonFinite, checked_finite
+from camscope.hooks.base import find_layer, unwrap
+from camscope.hooks.tap import Call, Tap
+from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer, read_layout
 from camscope.targets import Score
 
 SPACE = -1
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)
+
+
+@dataclass(frozen=True)
+class _Features:
+    """A layer's activation (N,K,*s), its layout, and the same way for its gradient."""
+
+    activation: Tensor
+    layout: Layout | None
+    to_maps: Callable[[Tensor], Tensor]
 
 
 class CAM(Explainer):
@@ -47,9 +57,9 @@ class CAM(Explainer):
         on_nonfinite: OnNonFinite = "raise",
     ) -> None:
         super().__init__(model, preprocess=preprocess, categories=categories, mode=mode, on_nonfinite=on_nonfinite)
-        self.layer = None if layer is None else find_layer(explainable(model), layer)[0]
+        self.layer = None if layer is None else find_layer(unwrap(model), layer)[0]
         self.output, self.call, self.layout, self.reshape = output, call, layout, reshape
-        self._chosen: dict[tuple[object, ...], str] = {}
+        self._chosen: dict[tuple[object, ...], SpatialLayer] = {}
 
     @abstractmethod
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
@@ -64,57 +74,68 @@ class CAM(Explainer):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        model = differentiable(self.model)
+        model = scores[0].model
         layer = self.layer if self.layer is not None else self._choose(x, scores[0])
         with Tap(model, [layer], output=self.output, call=self.call) as tap:
             output = tap.run(lambda: scores[0].forward(x))
             values = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
+            checked_finite("the score", torch.cat(values), self.on_nonfinite)
+            read: dict[int, _Features] = {}
             last = len(scores) - 1
-            return [self._map(tap, layer, x, one, i == last) for i, one in enumerate(values)]
+            return [self._map(tap, layer, x, model, read, one, i == last) for i, one in enumerate(values)]
 
-    def _map(self, tap: Tap, layer: str, x: Tensor, values: Tensor, last: bool) -> Maps:
-        checked_finite("the score", values, self.on_nonfinite)
+    def _map(
+        self,
+        tap: Tap,
+        layer: str,
+        x: Tensor,
+        model: nn.Module,
+        read: "dict[int, _Features]",
+        values: Tensor,
+        last: bool,
+    ) -> Maps:
         gradient = _gradient(tap, values, last)
-        activation = tap.activation
-        checked_finite(f"the activation of layer {layer!r}", activation, self.on_nonfinite)
         checked_finite(f"the gradient at layer {layer!r}", gradient, self.on_nonfinite)
-        layout, maps = self._reader(activation, x, layer)
-        A, G = maps(_full(activation)), maps(gradient)
+        call = tap.chosen()
+        if id(call) not in read:
+            read[id(call)] = self._features(call, layer, x, model)
+        features = read[id(call)]
+        A, G = features.activation, features.to_maps(gradient)
         cells = (self.weights(A.flatten(2), G.flatten(2)) * A.flatten(2)).sum(1)
         heat = (cells.relu() if self.relu else cells).unflatten(1, A.shape[2:])
-        notes = self._calls_note(tap, layer)
-        return Maps(heat, layer, layout, ~G.flatten(1).any(1), notes)
+        return Maps(heat, layer, features.layout, G.flatten(1).abs().amax(1) == 0, self._calls_note(tap, layer))
 
-    def _reader(self, activation: Tensor, x: Tensor, layer: str) -> tuple[Layout | None, Callable[[Tensor], Tensor]]:
-        """How this layer's output becomes (N,K,*s)."""
+    def _features(self, call: Call, layer: str, x: Tensor, model: nn.Module) -> "_Features":
+        """The output of one call as (N,K,*s), in at least float32, and the way there for its gradient."""
+        activation = call.activation.detach()
+        checked_finite(f"the activation of layer {layer!r}", activation, self.on_nonfinite)
         if self.reshape is not None:
             shape = self.reshape(activation).shape
             if len(shape) < 3 or shape[0] != len(x):
                 raise LayerError(
                     f"reshape= made {tuple(shape)} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}"
                 )
-            return None, self.reshape
-        module = find_layer(explainable(self.model), layer)[1]
+            return _Features(self.reshape(_full(activation)), None, self.reshape)
         try:
-            layout = read_layout(activation.shape, x.shape, module, self.layout)
+            layout = read_layout(activation.shape, x.shape, find_layer(model, layer)[1], self.layout)
         except LayerError as error:
             raise LayerError(f"layer {layer!r}: {error}") from None
-        return layout, layout.to_maps
+        return _Features(layout.to_maps(_full(activation)), layout, layout.to_maps)
 
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
-        Among tokens the choice depends on the score, and is made anew.
+        Among tokens the choice depends on what a callable target reads, and is made anew for one.
         """
-        card, model = card_of(self.model), explainable(self.model)
+        card, model = card_of(self.model), score.model
         if card and card.layer:
             return card.layer
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built in self._chosen:
-            return self._chosen[built]
+        if built in self._chosen and not (callable(score.target) and self._chosen[built].layout.kind == TOKENS):
+            return self._chosen[built].name
         layer = choose_layer(model, score, x)
-        if layer.layout.kind != TOKENS:
-            self._chosen = {**self._chosen, built: layer.name}
+        if layer.layout.kind != TOKENS or not callable(score.target):
+            self._chosen = {**self._chosen, built: layer}
         return layer.name
 
     def _calls_note(self, tap: Tap, layer: str) -> tuple[str, ...]:

@@ -86,28 +86,34 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
 
 
 _modes_lock = threading.Lock()
-_modes: dict[int, tuple[int, list[tuple[nn.Module, bool]]]] = {}
+_modes: dict[int, tuple[int, bool]] = {}
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every submodule in eval mode for a while; each flag put back when the last thread inside leaves.
+    """Every submodule in eval mode for a while; each flag put back when the last thread that needs it leaves.
 
-    Flags are set, `train()` is not called: a module may do more there than set its flag.
+    Flags are set, `train()` is not called: a module may do more there than set its flag. They are counted one by one:
+    one thread may be inside with a model, another one with a part of it.
     """
-    key = id(model)
+    modules = list(model.modules())
     with _modes_lock:
-        users, training = _modes.get(key, (0, [(m, m.training) for m in model.modules() if m.training]))
-        _modes[key] = (users + 1, training)
-        for module, _ in training:
-            module.training = False
+        for module in modules:
+            users, flag = _modes.get(id(module), (0, module.training))
+            _modes[id(module)] = (users + 1, flag)
+            _set_mode(module, False)
     try:
         yield
     finally:
         with _modes_lock:
-            users, training = _modes.pop(key)
-            if users > 1:
-                _modes[key] = (users - 1, training)
-            else:
-                for module, flag in training:
-                    module.training = flag
+            for module in modules:
+                users, flag = _modes.pop(id(module))
+                if users > 1:
+                    _modes[id(module)] = (users - 1, flag)
+                else:
+                    _set_mode(module, flag)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    if module.training != training:
+        module.training = training

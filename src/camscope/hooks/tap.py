@@ -59,6 +59,8 @@ class Tap(Hooks):
             self.enter_context(torch.no_grad())
             self.enter_context(plain_checkpoints())
             for name, module in self._modules.items():
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise LayerError(f"layer {name!r} is TorchScript: hooks cannot reach it; choose one outside of it")
                 self.hold(module.register_forward_hook(here_only(partial(self._keep, name))))
         except BaseException:
             self.close()

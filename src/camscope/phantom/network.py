@@ -26,14 +26,15 @@ PREPROCESSING: Final = Preprocessing(SIZE, mean=0.55, std=0.2)
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut."""
+    """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut."""
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, *, stride: int = 1, kernels: tuple[int, int] = (3, 3)) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        first, second = kernels
+        self.conv1 = nn.Conv2d(channels, width, first, stride, first // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(width, width, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, second, 1, second // 2, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
@@ -49,8 +50,9 @@ class Block(nn.Module):
 class PhantomNet(nn.Module):
     """Grey images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
 
-    At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`, so that a cell of the last map
-    is 8 pixels wide: about as wide as a small nodule.
+    At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`: a cell of the last map is 8 pixels
+    wide, about as a small nodule, and sees 41 pixels of the image. 1 x 1 kernels late in the net keep that field narrow,
+    so that a map can point at the evidence and not merely near it.
     """
 
     def __init__(self, classes: int = len(CATEGORIES)) -> None:
@@ -59,12 +61,12 @@ class PhantomNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.layer1 = nn.Sequential(OrderedDict([("0", Block(16, 16, 1))]))
-        self.layer2 = nn.Sequential(OrderedDict([("0", Block(16, 32, 1))]))
-        self.layer3 = nn.Sequential(OrderedDict([("0", Block(32, 48, 2))]))
-        self.layer4 = nn.Sequential(OrderedDict([("0", Block(48, 80, 1))]))
+        self.layer1 = nn.Sequential(OrderedDict([("0", Block(16, 16, kernels=(3, 1)))]))
+        self.layer2 = nn.Sequential(OrderedDict([("0", Block(16, 32))]))
+        self.layer3 = nn.Sequential(OrderedDict([("0", Block(32, 64, stride=2, kernels=(3, 1)))]))
+        self.layer4 = nn.Sequential(OrderedDict([("0", Block(64, 96, kernels=(1, 1)))]))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(80, classes)
+        self.fc = nn.Linear(96, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores (logits) of every class."""

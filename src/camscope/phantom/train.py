@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from camscope.phantom.network import PhantomNet, as_input
 
 TRAINING: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
 HELD_OUT: Final = 2**30
-STEPS: Final = 800
+STEPS: Final = 1000
 IMAGES: Final = 4000
 BATCH: Final = 32
 VERSION: Final = "1"  # of the drawing and the net together: raise it when either changes
@@ -70,15 +69,15 @@ def save(net: nn.Module, path: Path, metadata: dict[str, str]) -> None:
     from safetensors.torch import save as packed
 
     state = {name: value.half() if value.is_floating_point() else value for name, value in net.state_dict().items()}
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("xb") as file:
             file.write(packed(state, metadata))
             file.flush()
             os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _descent(net: PhantomNet, drawn: Phantoms, steps: int, seed: int) -> Iterator[float]:
