@@ -88,7 +88,8 @@ def test_compiled_models_are_explained_in_eager_form_and_compile_again(how):
 
 
 def test_the_last_of_several_threads_gives_compilation_back():
-    model = torch.compile(plain()[0], backend="eager")
+    model = plain()[0]
+    model.compile(backend="eager")
     step = threading.Barrier(2, timeout=10)
 
     def leaves_first():

@@ -6,6 +6,7 @@ import io
 import pickle
 import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import CASES, Plain, Residual, Tokens, plain, truth
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from untouched import untouched
 
+from camscope.errors import CamscopeWarning
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
+from nets import CASES, Plain, Residual, Tokens, plain, truth
+from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -284,7 +286,6 @@ def test_the_chosen_layer_does_not_depend_on_what_was_asked_before():
     assert tool.explain(x).layer == "features.0"
 
 
-
 class TwoAnswers(Tokens):
     """The first answer reads the last tokens, the second one those of the block before."""
 
@@ -297,10 +298,23 @@ class TwoAnswers(Tokens):
         return torch.stack([self.late(early).square().mean((1, 2)), early.square().mean((1, 2))], 1)
 
 
-def test_the_layer_chosen_among_tokens_is_each_questions_own():
+def test_the_layer_chosen_among_tokens_is_the_last_that_any_class_reads():
+    torch.manual_seed(0)
+    model, image = TwoAnswers(), torch.randn(3, 24, 16)
+    for order in ((0, 1, 0), (1, 0, 1)):
+        tool = GradCAM(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CamscopeWarning)
+            answers = [tool.explain(image, target) for target in order]
+        assert [answer.layer for answer in answers] == ["late"] * 3
+        assert {answer.target: answer.status for answer in answers if answer.target == 1} == {1: "zero_gradient"}
+
+
+def test_the_layer_chosen_among_tokens_is_the_last_that_a_callable_reads():
     torch.manual_seed(0)
     tool, image = GradCAM(TwoAnswers()), torch.randn(3, 24, 16)
-    assert [tool.explain(image, target).layer for target in (0, 1, 0)] == ["late", "block", "late"]
+    targets = [lambda output: output[:, 0], lambda output: output[:, 1], 0]
+    assert [tool.explain(image, target).layer for target in targets] == ["late", "block", "late"]
 
 
 @pytest.fixture(autouse=True, scope="module")

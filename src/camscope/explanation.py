@@ -170,7 +170,7 @@ class Explanation:
             if Path(path).suffix.lower() == ".json":
                 facts = json.loads(Path(path).read_text())
                 return _from_facts(facts, np.asarray(facts.pop("heat"), dtype=facts["dtype"]))
-            with np.load(path, allow_pickle=False) as stored:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 pictures = {key: stored[key] for key in ("image", "seen") if key in stored}
                 return replace(_from_facts(json.loads(str(stored["facts"])), stored["heat"]), **pictures)
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:

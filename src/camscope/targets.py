@@ -49,6 +49,13 @@ class Score:
         """The model's whole output, off which several scores can be read."""
         return self.model(x, *self._args, **self._kwargs)
 
+    def overall(self, x: Tensor) -> Tensor:
+        """(N,): all classes at once, in fixed proportions, or what a callable target reads: for choosing a layer."""
+        if callable(self.target):
+            return self(x)
+        logits = class_scores(self.forward(x))
+        return logits @ torch.arange(1, logits.shape[1] + 1, dtype=logits.dtype, device=logits.device).cos()
+
     def read(self, output: object, samples: int) -> Tensor:
         """(N,): the score in an output of the model for so many samples."""
         values = self._read(output, samples)

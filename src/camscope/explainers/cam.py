@@ -125,7 +125,7 @@ class CAM(Explainer):
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
-        Among tokens the choice depends on what a callable target reads, and is made anew for one.
+        Among tokens it is the last one that any class reads; what a callable target reads is looked up each time.
         """
         card, model = card_of(self.model), score.model
         if card and card.layer:
@@ -133,7 +133,7 @@ class CAM(Explainer):
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if built in self._chosen and not (callable(score.target) and self._chosen[built].layout.kind == TOKENS):
             return self._chosen[built].name
-        layer = choose_layer(model, score, x)
+        layer = choose_layer(model, score.overall, x)
         if layer.layout.kind != TOKENS or not callable(score.target):
             self._chosen = {**self._chosen, built: layer}
         return layer.name

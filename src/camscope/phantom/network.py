@@ -1,6 +1,5 @@
 """PhantomNet: a small residual net with `layer1` … `layer4`, and the weights of it that ship with the package."""
 
-from collections import OrderedDict
 from contextlib import AbstractContextManager
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -26,17 +25,18 @@ PREPROCESSING: Final = Preprocessing(SIZE, mean=0.55, std=0.2)
 
 
 class Block(nn.Module):
-    """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut."""
+    """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut; `kernels` are their sizes."""
 
-    def __init__(self, channels: int, width: int, *, stride: int = 1, kernels: tuple[int, int] = (3, 3)) -> None:
+    def __init__(self, channels: int, width: int, kernels: tuple[int, int], stride: int = 1) -> None:
         super().__init__()
         first, second = kernels
-        self.conv1 = nn.Conv2d(channels, width, first, stride, first // 2, bias=False)
+        self.conv1 = nn.Conv2d(channels, width, first, stride, (first - 1) // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(width, width, second, 1, second // 2, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        shortcut = nn.Conv2d(channels, width, 1, bias=False)
+        self.downsample = nn.Sequential(nn.AvgPool2d(stride), shortcut, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Both ways added, then the ReLU."""
@@ -50,21 +50,22 @@ class Block(nn.Module):
 class PhantomNet(nn.Module):
     """Grey images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
 
-    At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`: a cell of the last map is 8 pixels
-    wide, about as a small nodule, and sees 41 pixels of the image. 1 x 1 kernels late in the net keep that field narrow,
-    so that a map can point at the evidence and not merely near it.
+    At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`. Two choices let a map point at the
+    evidence and not merely near it. Kernels of 1 x 1 late in the net keep what a cell of `layer4` sees to 44 pixels.
+    Even kernels wherever the stride is 2 keep each cell centred on its own pixels; with odd ones, as in torchvision's
+    ResNet, every such step moves the map by half a cell of the finer grid.
     """
 
     def __init__(self, classes: int = len(CATEGORIES)) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 5, 2, 2, bias=False)
+        self.conv1 = nn.Conv2d(1, 16, 6, 2, 2, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.layer1 = nn.Sequential(OrderedDict([("0", Block(16, 16, kernels=(3, 1)))]))
-        self.layer2 = nn.Sequential(OrderedDict([("0", Block(16, 32))]))
-        self.layer3 = nn.Sequential(OrderedDict([("0", Block(32, 64, stride=2, kernels=(3, 1)))]))
-        self.layer4 = nn.Sequential(OrderedDict([("0", Block(64, 96, kernels=(1, 1)))]))
+        self.maxpool = nn.MaxPool2d(2)
+        self.layer1 = nn.Sequential(Block(16, 16, (3, 1)))
+        self.layer2 = nn.Sequential(Block(16, 32, (3, 3)))
+        self.layer3 = nn.Sequential(Block(32, 64, (4, 1), stride=2))
+        self.layer4 = nn.Sequential(Block(64, 96, (1, 1)))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(96, classes)
 

@@ -1,0 +1,225 @@
+"""Plausible slips, each a small change of one function's source, and for each a small check that must notice it."""
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from nets import Flat, Plain, Residual, Tokens, plain, truth
+from torch import nn
+
+from camscope import explanation
+from camscope.explainers import CAM, METHODS, GradCAM, GradCAMPlusPlus, HiResCAM
+from camscope.explainers import cam as cam_module
+from camscope.explanation import Explanation
+from camscope.hooks import Tap, base
+from camscope.layers import Layout
+from camscope.targets import Score
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In the function `name` of `owner` (a class or a module), `old` becomes `new`; `check` must fail then."""
+
+    slip: str
+    owner: object
+    name: str
+    old: str
+    new: str
+    check: Callable[[], None]
+
+    def apply(self, patch: pytest.MonkeyPatch) -> None:
+        """Put the changed function in the place of the right one, wherever it was imported to."""
+        function = vars(self.owner)[self.name]
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.old) == 1, f"{self.old!r} is {source.count(self.old)} times in {self.name}"
+        names: dict[str, object] = {}
+        exec(source.replace(self.old, self.new), inspect.unwrap(function).__globals__, names)
+        holders = [m for key, m in list(sys.modules.items()) if key.startswith("camscope") and m is not self.owner]
+        for holder in [self.owner, *(m for m in holders if vars(m).get(self.name) is function)]:
+            patch.setattr(holder, self.name, names[self.name])
+
+
+def flat_map(method: str, activation: list[list[float]], gradient: list[list[float]]) -> list[list[float]]:
+    """The map of one channel under a flat linear head, whose row is the gradient."""
+    A, g = torch.tensor([[activation]]), torch.tensor(gradient)
+    model = Flat(nn.MaxPool2d(1), g.numel(), classes=1)
+    model.head.weight.data[:] = g.flatten()
+    return METHODS[method](model, "features").attribute(A, 0)[0].tolist()
+
+
+def negative_evidence_is_cut_off() -> None:
+    assert flat_map("gradcam", [[1.0, -2.0]], [[1.0, 3.0]]) == [[2.0, 0.0]]
+
+
+def the_denominator_counts() -> None:
+    assert flat_map("gradcam++", [[1.0, 1.0]], [[1.0, 3.0]]) == pytest.approx([1 / 4 + 3 / 8] * 2, abs=1e-6) or np.allclose(
+        flat_map("gradcam++", [[1.0, 1.0]], [[1.0, 3.0]]), 1 / 4 + 3 / 8
+    )
+
+
+class InPlace(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.elu_(self.before(x))
+        return self.head(torch.sigmoid(self.last(y)).mean((2, 3)))
+
+
+def an_in_place_operation_changes_nothing() -> None:
+    model, x = plain(InPlace)
+    found = HiResCAM(model, "middle").attribute(x, 1)
+    torch.testing.assert_close(found, truth(model, x, 1), rtol=1e-9, atol=1e-12)
+
+
+class Twice(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.middle(self.middle(torch.tanh(self.first(x)))[:, :4]))
+
+
+def the_last_call_is_explained() -> None:
+    model, x = plain(Twice)
+    A = model.middle(model.middle(torch.tanh(model.first(x)))[:, :4]).detach().requires_grad_()
+    gradient = torch.autograd.grad(model.after(A)[:, 1].sum(), A)[0]
+    found = HiResCAM(model, "middle").attribute(x, 1)
+    torch.testing.assert_close(found, (A * gradient).sum(1).detach(), rtol=1e-9, atol=1e-12)
+
+
+class Half(Plain):
+    """A part of the score's graph is recorded, another is not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = self.before(x)
+        seen = torch.sigmoid(self.last(F.elu(y))).mean((2, 3))
+        with torch.enable_grad():
+            return self.head(seen) + 0 * y.mean()
+
+
+def gradients_that_were_switched_off_are_found() -> None:
+    model, x = plain(Half)
+    found = HiResCAM(model, "middle").attribute(x, 1)
+    torch.testing.assert_close(found, truth(model, x, 1), rtol=1e-9, atol=1e-12)
+
+
+def zero_is_displayed_as_zero() -> None:
+    shown = Explanation(np.array([[-1.0, 0.0, 2.0]]), "gradcam", 0, "", 1.0).heatmap("grid")
+    assert shown.tolist() == [[0.0, 0.0, 1.0]]
+
+
+def a_patch_lies_in_its_row_and_column() -> None:
+    torch.manual_seed(0)
+    model, x = Tokens(prefix=2), torch.randn(1, 3, 24, 16)
+    model.head, model.attention = nn.Identity(), nn.Identity()
+    tokens = model.block(torch.cat([model.prefix, model.embed(x).flatten(2).transpose(1, 2)], 1)).detach()
+    one = lambda output: model_tokens[0][:, 2 + 4 * 3 + 1].sum(1)  # noqa: E731 - row 3, column 1 of 6 x 4
+    model_tokens: list[torch.Tensor] = []
+    model.forward = lambda x: _through(model, x, model_tokens)
+    heat = HiResCAM(model, "block").attribute(x, one)[0]
+    assert heat.shape == (6, 4)
+    assert heat[3, 1] == pytest.approx(tokens[0, 2 + 4 * 3 + 1].sum().item(), rel=1e-5)
+    assert int((heat != 0).sum()) == 1
+
+
+def _through(model: Tokens, x: torch.Tensor, keep: list[torch.Tensor]) -> torch.Tensor:
+    keep[:] = [model.block(torch.cat([model.prefix, model.embed(x).flatten(2).transpose(1, 2)], 1))]
+    return keep[0]
+
+
+def modes_come_back() -> None:
+    model = Residual().train()
+    model.norm.eval()
+    GradCAM(model, "block").attribute(torch.ones(1, 3, 12, 12), lambda output: output.square().sum(1))
+    assert [name for name, module in model.named_modules() if not module.training] == ["norm"]
+
+
+def none_is_each_items_own_class() -> None:
+    model, x = plain(samples=8)
+    with torch.no_grad():
+        model.head.bias -= model(x).mean(0)
+        top = model(x).argmax(1).tolist()
+    assert len(set(top)) > 1
+    assert [one.target for one in HiResCAM(model, "middle").explain_batch(list(x))] == top
+
+
+def several_classes_share_one_graph() -> None:
+    model, x = plain(samples=1)
+    maps = [one.heat for one in HiResCAM(model, "middle").explain_classes(x, [0, 2])]
+    expected = [truth(model, x, target)[0].numpy() for target in (0, 2)]
+    np.testing.assert_allclose(maps, expected, rtol=1e-9, atol=1e-12)
+
+
+class Faint(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MaxPool2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).float().flatten(1).sum(1, keepdim=True) * 2.0**-30
+
+
+def a_faint_float16_gradient_has_its_size() -> None:
+    x = torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float16)
+    assert HiResCAM(Faint(), "layer").attribute(x, 0).tolist() == [[[2.0**-30, 2.0**-29]]]
+
+
+MUTANTS = [
+    Mutant("no relu", CAM, "_map", "cells.relu() if self.relu else cells", "cells", negative_evidence_is_cut_off),
+    Mutant(
+        "no denominator",
+        GradCAMPlusPlus,
+        "weights",
+        "2 + gradient * activation.sum(SPACE, keepdim=True)",
+        "torch.full_like(gradient, 2)",
+        the_denominator_counts,
+    ),
+    Mutant("no clone", Tap, "_keep", "kept.clone())", "kept.detach().requires_grad_())", the_last_call_is_explained),
+    Mutant(
+        "shared memory",
+        Tap,
+        "_keep",
+        "tensor.detach().clone().requires_grad_()",
+        "tensor.detach().requires_grad_(); output = tensor.mul_(1.0)",
+        an_in_place_operation_changes_nothing,
+    ),
+    Mutant("the wrong call", Tap, "chosen", "(reached or calls)[-1]", "(reached or calls)[0]", the_last_call_is_explained),
+    Mutant(
+        "no second pass",
+        Tap,
+        "run",
+        "if not torch.is_grad_enabled():",
+        "if False:",
+        gradients_that_were_switched_off_are_found,
+    ),
+    Mutant(
+        "min-max",
+        explanation,
+        "_scaled",
+        "(0.0, float(values.max(initial=0.0)))",
+        "(float(values.min()), float(values.max()))",
+        zero_is_displayed_as_zero,
+    ),
+    Mutant(
+        "prefix tokens kept",
+        Layout,
+        "to_maps",
+        "output[:, self.prefix :]",
+        "output[:, : output.shape[1] - self.prefix]",
+        a_patch_lies_in_its_row_and_column,
+    ),
+    Mutant(
+        "columns first",
+        Layout,
+        "to_maps",
+        "unflatten(1, self.grid)",
+        "unflatten(1, self.grid[::-1]).transpose(1, 2)",
+        a_patch_lies_in_its_row_and_column,
+    ),
+    Mutant("modes stay", base, "evaluating", "_set_mode(module, flag)", "pass", modes_come_back),
+    Mutant("one class for all", Score, "_fixed", "best if one is None", "top[0] if one is None", none_is_each_items_own_class),
+    Mutant("graph freed early", CAM, "maps", "i == last", "True", several_classes_share_one_graph),
+    Mutant("scale left in", cam_module, "_gradient", "retain_graph=True)) / boost", "retain_graph=True))", a_faint_float16_gradient_has_its_size),
+]
