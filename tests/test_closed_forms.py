@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from nets import CASES, Flat, Pooled
 from torch import nn
 
 from camscope.errors import InputError
 from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM, fuse
 from camscope.explanation import Explanation
+from nets import CASES, Flat, Pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 

@@ -100,7 +100,7 @@ def test_the_map_lies_on_the_input_cell_by_cell():
 def test_an_unknown_place_or_size_is_an_error():
     lost = explanation(placement=None)
     for view in (lost.heatmap, lost.covered):
-        with pytest.raises(GeometryError, match="unknown.*use size='input'"):
+        with pytest.raises(GeometryError, match=r"unknown.*use size='input'"):
             view()
     assert lost.heatmap("input").shape == (20, 30)
     assert lost.overlay().shape == (20, 30, 3)
@@ -352,7 +352,10 @@ class Planted:
 
 def garbage(tmp_path):
     good = explanation()
-    npz, facts = good.save(tmp_path / "good.npz").read_bytes(), json.loads(good.save(tmp_path / "good.json").read_text())
+    npz, facts = (
+        good.save(tmp_path / "good.npz").read_bytes(),
+        json.loads(good.save(tmp_path / "good.json").read_text()),
+    )
     pickled = io.BytesIO()
     np.savez(pickled, facts=np.array(json.dumps(facts)), heat=np.array([Planted()], dtype=object))
     plain, words, empty = io.BytesIO(), io.BytesIO(), io.BytesIO()

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from nets import CASES, Plain, Pooled, Tokens, plain, truth
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from untouched import untouched
 
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
 from camscope.layers import Layout, read_layout
+from nets import CASES, Plain, Pooled, Tokens, plain, truth
+from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -80,6 +81,9 @@ def test_compiled_models_are_explained_in_eager_form_and_compile_again(how):
         explanation = tool.explain(x[0], 1)
     assert not compilations
     same(heat, plain()[0], x)
+    last = plain()[0].last(F.elu(model.before(x))).detach()
+    gradient = model.head.weight[1].detach().view(1, 5, 1, 1) * last.sigmoid() * (1 - last.sigmoid()) / 64
+    torch.testing.assert_close(HiResCAM(compiled, "last").attribute(x, 1), (last * gradient).sum(1))
     assert any("eager" in note for note in explanation.notes), explanation.notes
     assert stance() == "default"
     with torch.no_grad():
@@ -129,7 +133,7 @@ def test_torchscript_is_refused():
 def test_an_exported_program_is_refused():
     model, x = plain()
     program = torch.export.export(model, (x,))
-    with pytest.raises(ModelError, match="the model is a ExportedProgram; expected a torch.nn.Module"):
+    with pytest.raises(ModelError, match=r"the model is a ExportedProgram; expected a torch.nn.Module"):
         HiResCAM(program, "middle")
     with pytest.raises(LayerError, match="'middle'"):
         HiResCAM(program.module(), "middle").attribute(x, 1)
@@ -142,7 +146,7 @@ def test_a_quantised_model_is_refused_by_the_name_of_its_layer():
         quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     except RuntimeError as error:
         pytest.skip(f"no quantised engine here: {error}")
-    with pytest.raises(ModelError, match="^head is quantised: it has no gradient; pass the float model"):
+    with pytest.raises(ModelError, match=r"^head is quantised: it has no gradient; pass the float model"):
         GradCAM(quantised, "features")
 
 
@@ -186,7 +190,7 @@ def test_explain_takes_one_input():
     tool = GradCAM(plain()[0], "middle")
     with pytest.raises(InputError, match=r"\(2, 3, 8, 8\); expected one input .* not a batch"):
         tool.explain(torch.zeros(2, 3, 8, 8), 1)
-    with pytest.raises(InputError, match="is torch.int64: pass a float tensor"):
+    with pytest.raises(InputError, match=r"is torch.int64: pass a float tensor"):
         tool.explain(torch.zeros(3, 8, 8, dtype=torch.int64), 1)
 
 
@@ -198,7 +202,7 @@ def test_what_is_not_a_module_is_refused(model):
 
 @pytest.mark.parametrize("setting", [{"mode": "train"}, {"on_nonfinite": "ignore"}])
 def test_unknown_settings_are_refused(setting):
-    with pytest.raises(InputError, match="expected 'eval' | 'as_is' and 'raise' | 'warn'"):
+    with pytest.raises(InputError, match=r"expected 'eval' \| 'as_is' and 'raise' \| 'warn'"):
         GradCAM(plain()[0], "middle", **setting)
 
 
@@ -244,7 +248,7 @@ def test_a_layer_of_integers():
             return self.after(y * self.mask((y > 0).long()))
 
     model, x = plain(Rounded)
-    with pytest.raises(LayerError, match="layer 'mask' returns no floating tensor.*int64"):
+    with pytest.raises(LayerError, match=r"layer 'mask' returns no floating tensor.*int64"):
         HiResCAM(model, "mask").attribute(x, 1)
 
 
@@ -325,12 +329,14 @@ def test_two_candidates_are_listed_and_output_chooses():
 
     net = Both()
     net.packing = packing
-    with pytest.raises(LayerError, match=r"several tensors: \['raw'\] \(2, 6, 8, 8\), \['double'\] \(2, 6, 8, 8\); choose"):
+    with pytest.raises(
+        LayerError, match=r"several tensors: \['raw'\] \(2, 6, 8, 8\), \['double'\] \(2, 6, 8, 8\); choose"
+    ):
         HiResCAM(net, "packing").attribute(x, 1)
     for key, factor in (("raw", 1), ("double", 3)):
         heat = HiResCAM(net, "packing", output=key, layout="channels_first").attribute(x, 1)
         torch.testing.assert_close(heat, factor * truth(model, x, 1), rtol=1e-10, atol=1e-16)
-    with pytest.raises(LayerError, match="no floating tensor .*output='other'"):
+    with pytest.raises(LayerError, match=r"no floating tensor .*output='other'"):
         HiResCAM(net, "packing", output="other").attribute(x, 1)
 
 
@@ -488,7 +494,9 @@ def test_a_cube_of_equal_sides_is_ambiguous():
     model.features = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.ReLU())
     model.head, model.features[1] = nn.Linear(8, 3), nn.ReLU()
     x = torch.randn(1, 3, 16, 16)
-    with pytest.raises(LayerError, match=r"layer 'features.1': output \(1, 8, 8, 8\).*may be channels first or channels last"):
+    with pytest.raises(
+        LayerError, match=r"layer 'features.1': output \(1, 8, 8, 8\).*may be channels first or channels last"
+    ):
         HiResCAM(model, "features.1").attribute(x, 1)
     first = HiResCAM(model, "features.1", layout="channels_first").attribute(x, 1)
     assert torch.equal(first, HiResCAM(model, "features").attribute(x, 1)), "a container of convolutions is known"
@@ -589,7 +597,7 @@ def test_an_output_without_one_score_per_sample_asks_for_a_target(pack, words):
 def test_a_squeezed_batch_of_one_is_not_taken_for_a_batch():
     model, x = answering(lambda s: s.squeeze(0))
     for target in (None, 0, 1):
-        with pytest.raises(TargetError, match="3 scores for a batch of 1.*squeezed"):
+        with pytest.raises(TargetError, match=r"3 scores for a batch of 1.*squeezed"):
             HiResCAM(model, "middle").attribute(x[:1], target)
 
 
@@ -608,7 +616,7 @@ def test_one_number_per_sample(shape):
         same(HiResCAM(model, "middle").attribute(x, target), plain()[0], x)
     explanation = HiResCAM(model, "middle").explain(x[0], None)
     assert (explanation.target, explanation.probability) == (0, None)
-    with pytest.raises(TargetError, match="class 1 of a model with one output.*evidence against.*-output"):
+    with pytest.raises(TargetError, match=r"class 1 of a model with one output.*evidence against.*-output"):
         HiResCAM(model, "middle").attribute(x, 1)
     against = HiResCAM(model, "middle").attribute(x, lambda output: -output.flatten())
     torch.testing.assert_close(against, -truth(plain()[0], x, 1), rtol=1e-10, atol=1e-16)
@@ -674,7 +682,7 @@ def test_one_target_each_for_a_batch_of_explanations():
         tool.explain_batch(list(x), [0, 1, 2])
     with pytest.raises(TargetError, match="no targets"):
         tool.explain_classes(x[0], [])
-    with pytest.raises(TargetError, match="1 scores for a batch of 2.*is the batch summed"):
+    with pytest.raises(TargetError, match=r"1 scores for a batch of 2.*is the batch summed"):
         tool.explain_batch(list(x), lambda output: output[:, 1].sum())
 
 
@@ -741,7 +749,9 @@ def test_one_bad_class_among_good_ones_is_refused_before_any_backward(target):
 
 def test_a_name_without_categories_is_refused():
     model, x = plain(Watched)
-    with pytest.raises(TargetError, match="class 'cat' by name: the model's categories are not known; pass categories="):
+    with pytest.raises(
+        TargetError, match="class 'cat' by name: the model's categories are not known; pass categories="
+    ):
         HiResCAM(model, "middle").attribute(x, "cat")
     assert model.backwards == 0
 

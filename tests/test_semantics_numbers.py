@@ -5,11 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
 from torch import nn
 
 from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
+from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -152,7 +152,10 @@ def test_nothing_positive_is_zeros_and_says_so_in_every_place():
     model = Flat(nn.MaxPool2d(1), 64, classes=2)
     model.head.weight.data[0], model.head.weight.data[1] = -1.0, 0.0
     x = torch.rand(1, 8, 8) + 0.5
-    for target, status, words in ((0, "no_positive_evidence", "nothing in the map"), (1, "zero_gradient", "is zero at")):
+    for target, status, words in (
+        (0, "no_positive_evidence", "nothing in the map"),
+        (1, "zero_gradient", "is zero at"),
+    ):
         with pytest.warns(CamscopeWarning, match=words):
             explanation = GradCAM(model, "features").explain(x, target)
         assert explanation.status == status
@@ -224,7 +227,10 @@ class Bad(nn.Module):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("gradient", r"the gradient at layer 'middle' has 2 NaN or infinite values of 768, the first at \(0, 1, 2, 3\)"),
+        (
+            "gradient",
+            r"the gradient at layer 'middle' has 2 NaN or infinite values of 768, the first at \(0, 1, 2, 3\)",
+        ),
         ("score", r"the score has 1 NaN or infinite values of 2, the first at \(1,\)"),
     ],
 )
@@ -308,7 +314,7 @@ def test_an_empty_batch_is_a_clear_error():
         GradCAM(model, "middle").attribute(torch.zeros(0, 3, 8, 8), 1)
     with pytest.raises(InputError, match="the batch is empty"):
         GradCAM(model, "middle").explain_batch([], 1)
-    with pytest.raises(InputError, match="no targets|targets"):
+    with pytest.raises(InputError, match="1 targets for 2 images"):
         GradCAM(model, "middle").explain_batch(list(torch.zeros(2, 3, 8, 8)), [1])
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from camscope.errors import CamscopeWarning
+from camscope.errors import CamscopeWarning, InputError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
@@ -83,10 +83,10 @@ def test_an_exception_in_a_users_hook_or_in_the_target_leaves_nothing():
     def broken(*args):
         raise RuntimeError("mine")
 
-    with untouched(model, x), pytest.raises(RuntimeError, match="^mine$"):
+    with untouched(model, x), pytest.raises(RuntimeError, match=r"^mine$"):
         GradCAM(model, "block").attribute(x, broken)
     handle = model.block.register_forward_hook(broken)
-    with untouched(model, x), pytest.raises(RuntimeError, match="^mine$"):
+    with untouched(model, x), pytest.raises(RuntimeError, match=r"^mine$"):
         GradCAM(model, "block").attribute(x, 1)
     handle.remove()
 
@@ -208,6 +208,20 @@ def test_a_model_that_returns_an_object_and_switches_gradients_off():
     model, x = plain(Wrapped)
     model.kind = "up to the layer"
     torch.testing.assert_close(HiResCAM(model, "middle").attribute(x, 1), truth(model, x, 1), rtol=1e-10, atol=1e-16)
+
+
+def test_a_model_that_changes_its_input_is_an_error_and_never_explained_twice_changed():
+    class Normalising(Plain):
+        def forward(self, x):
+            return super().forward(x.sub_(1.0))
+
+    model, x = plain(Normalising)
+    for layer in (None, "middle"):
+        with pytest.raises(InputError, match=r"the model changes its input in place.*x\.clone\(\)"):
+            HiResCAM(model, layer).attribute(x.clone(), 1)
+    net = nn.Sequential(nn.ReLU(inplace=True), plain()[0])
+    with pytest.raises(InputError, match="the model changes its input in place"):
+        HiResCAM(net, "1.middle").explain(x[0].clone(), 1)
 
 
 def test_a_model_without_parameters():
@@ -466,7 +480,7 @@ def test_a_thread_of_the_user_runs_the_model_without_being_seen():
 
 def test_a_model_and_a_part_of_it_are_explained_at_once():
     """Threads that explain a model and its backbone share the backbone's modes."""
-    model, x = mixed_modes()
+    model, _ = mixed_modes()
     whole = nn.Sequential(model)
     with evaluating(whole):
         entered = evaluating(model)

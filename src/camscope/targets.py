@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import CamscopeWarning, TargetError
+from camscope.errors import CamscopeWarning, InputError, TargetError
 from camscope.structure import leaves
 
 Question = int | str | Tensor | Sequence[int | str | None] | Callable[[Any], Tensor] | None
@@ -46,8 +46,15 @@ class Score:
         return self.read(self.forward(x), len(x))
 
     def forward(self, x: Tensor) -> Any:
-        """The model's whole output, off which several scores can be read."""
-        return self.model(x, *self._args, **self._kwargs)
+        """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
+        version = x._version
+        output = self.model(x, *self._args, **self._kwargs)
+        if x._version != version:
+            raise InputError(
+                "the model changes its input in place, so a second pass would see another image; let its forward begin "
+                "with x = x.clone()"
+            )
+        return output
 
     def overall(self, x: Tensor) -> Tensor:
         """(N,): all classes at once, in fixed proportions, or what a callable target reads: for choosing a layer."""

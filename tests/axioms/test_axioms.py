@@ -80,7 +80,7 @@ def test_a_failed_call_changes_nothing_and_the_next_one_is_right(method, case):
         with untouched(model, x), pytest.raises(TargetError):
             tool.attribute(x, target)
     handle = last_linear(model).register_forward_pre_hook(lambda module, args: Exploding()(*args))
-    with untouched(model, x), pytest.raises(ArithmeticError, match="^the head exploded$"):
+    with untouched(model, x), pytest.raises(ArithmeticError, match=r"^the head exploded$"):
         tool.attribute(x, 1)
     handle.remove()
     assert torch.equal(tool.attribute(x, 1), right)

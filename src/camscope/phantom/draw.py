@@ -146,7 +146,7 @@ def _nothing(random: Generator, scene: Chest) -> Field:
 def _nodule(random: Generator, scene: Chest) -> Field:
     """A small dense ball somewhere in a lung: as thick as its chord."""
     lung = scene.lungs[int(random.integers(2))]
-    radius, squeeze, strength = random.uniform(0.070, 0.130), random.uniform(0.85, 1.18), random.uniform(0.28, 0.46)
+    radius, squeeze, strength = random.uniform(0.070, 0.130), random.uniform(0.85, 1.18), random.uniform(0.32, 0.50)
     places = np.flatnonzero((lung.depth > 0.5 * radius + 0.02) & (scene.heart < 0.3))
     row, column = np.divmod(places[int(random.random() * len(places))], scene.plane.size)
     right, down = scene.plane.x - scene.plane.x[row, column], scene.plane.y - scene.plane.y[row, column]
@@ -168,7 +168,7 @@ def _pneumothorax(random: Generator, scene: Chest) -> Field:
     """Air between chest wall and lung: a dark crescent without vessels, edged by the thin line of the pleura."""
     lung = scene.lungs[int(random.integers(2))]
     width = random.uniform(0.10, 0.20) * np.clip(lung.up + 0.7 * lung.out + random.uniform(-0.35, 0.15), 0, 1)
-    gap, edge = width - lung.wall, random.uniform(0.025, 0.035)
+    gap, edge = width - lung.wall, random.uniform(0.035, 0.050)
     inside = (lung.depth > 0.01) & (gap > -edge) & (width > edge)
     dark = (random.uniform(0.11, 0.18) + 0.8 * scene.vessels) * ramp(gap, 0.02)
     change = random.uniform(0.12, 0.20) * band(gap + edge / 2, edge / 2, edge / 2) - dark

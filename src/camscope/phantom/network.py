@@ -35,8 +35,8 @@ class Block(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(width, width, second, 1, second // 2, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        shortcut = nn.Conv2d(channels, width, 1, bias=False)
-        self.downsample = nn.Sequential(nn.AvgPool2d(stride), shortcut, nn.BatchNorm2d(width))
+        pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+        self.downsample = nn.Sequential(pool, nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Both ways added, then the ReLU."""
