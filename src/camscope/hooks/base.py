@@ -12,6 +12,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from camscope.errors import LayerError, ModelError
 
+GLOB = set("*?[")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -62,27 +64,36 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     """Name and module of one layer, given by either; an unknown name is answered with the nearest ones."""
-    modules = dict(unwrap(model).named_modules())
+    inner = unwrap(model)
     if isinstance(layer, nn.Module):
         wanted = unwrap(layer)
-        for name, module in modules.items():
+        for name, module in inner.named_modules():
             if unwrap(module) is wanted:
                 return name, module
         raise LayerError(f"the layer {type(layer).__name__} given is not a part of this {type(model).__name__}")
-    if layer in modules:
-        return layer, modules[layer]
-    near = difflib.get_close_matches(layer, modules, n=3, cutoff=0.0)
+    try:
+        return layer, inner.get_submodule(layer)
+    except AttributeError:
+        near = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
     raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(near) or 'none'}")
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
     """Layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
+    wanted = [layers] if isinstance(layers, str | nn.Module) else list(layers)
+    if len(wanted) == 1 and not (isinstance(wanted[0], str) and GLOB & set(wanted[0])):
+        return dict([find_layer(model, wanted[0])])
     modules = dict(unwrap(model).named_modules())
-    wanted: set[str] = set()
-    for layer in [layers] if isinstance(layers, str | nn.Module) else layers:
+    names: set[str] = set()
+    for layer in wanted:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
-        wanted.update(matches or [find_layer(model, layer)[0]])
-    return {name: module for name, module in modules.items() if name in wanted}
+        names.update(matches or [find_layer(model, layer)[0]])
+    return {name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_order(modules))}
+
+
+def _order(modules: dict[str, nn.Module]) -> Callable[[str], int]:
+    places = {name: place for place, name in enumerate(modules)}
+    return lambda name: places.get(name, len(places))
 
 
 _modes_lock = threading.Lock()
@@ -98,6 +109,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     with _modes_lock:
+        if not _modes and not any(module.training for module in modules):
+            modules = []  # nothing to set, and nobody inside who would put anything back
         for module in modules:
             users, flag = _modes.get(id(module), (0, module.training))
             _modes[id(module)] = (users + 1, flag)

@@ -17,7 +17,7 @@ Corner = Literal["top left", "top right", "bottom left", "bottom right"]
 
 CATEGORIES: Final = ("no finding", "nodule", "effusion", "pneumothorax")
 SIZE: Final = 128
-LEAST: Final = 0.05  # attenuation: no pixel of a finding changes by less, so that the mask has a clean edge
+LEAST: Final = 0.035  # attenuation: no pixel of a finding changes by less, so that the mask has a clean edge
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,14 +165,16 @@ def _effusion(random: Generator, scene: Chest) -> Field:
 
 
 def _pneumothorax(random: Generator, scene: Chest) -> Field:
-    """Air between chest wall and lung: a dark crescent without vessels, edged by the thin line of the pleura."""
+    """Air between chest wall and lung: a dark crescent without vessels, the thin line of the pleura, and beside it a
+    rim of lung that is denser because it is pressed together.
+    """
     lung = scene.lungs[int(random.integers(2))]
     width = random.uniform(0.10, 0.20) * np.clip(lung.up + 0.7 * lung.out + random.uniform(-0.35, 0.15), 0, 1)
-    gap, edge = width - lung.wall, random.uniform(0.035, 0.050)
-    inside = (lung.depth > 0.01) & (gap > -edge) & (width > edge)
+    gap, rim, line = width - lung.wall, random.uniform(0.09, 0.12), random.uniform(0.025, 0.035)
+    inside = (lung.depth > 0.01) & (gap > -rim) & (width > line)
     dark = (random.uniform(0.11, 0.18) + 0.8 * scene.vessels) * ramp(gap, 0.02)
-    change = random.uniform(0.12, 0.20) * band(gap + edge / 2, edge / 2, edge / 2) - dark
-    return np.where(inside, np.where(gap > 0, np.minimum(change, -LEAST), np.maximum(change, LEAST)), 0)
+    dense = random.uniform(0.10, 0.17) * band(gap + line / 2, line / 2, line / 2) + 0.08 * (1 + gap / rim)
+    return np.where(inside, np.where(gap > 0, np.minimum(-dark, -LEAST), np.maximum(dense, LEAST)), 0)
 
 
 def _token(random: Generator, corner: Corner | None, size: int) -> Field:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from numpy.random import Generator, Philox
 from torch import Tensor, nn
-from torch.utils import deterministic
 
 from camscope.errors import InputError
 from camscope.phantom.draw import CATEGORIES, Phantoms, dataset
@@ -110,16 +109,18 @@ def _varied(inputs: Tensor, random: Generator) -> Tensor:
 def _reproducible(seed: int) -> Iterator[None]:
     """Two threads and deterministic algorithms, with a random state of its own, for a while."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn_only, fill = torch.is_deterministic_algorithms_warn_only_enabled(), deterministic.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # its only attribute is not typed
+    fill = memory.fill_uninitialized_memory
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         try:
             torch.manual_seed(seed)
             torch.set_num_threads(2)
             torch.use_deterministic_algorithms(True)
-            deterministic.fill_uninitialized_memory = False  # nothing here reads it, and filling costs a third
+            memory.fill_uninitialized_memory = False  # nothing here reads it, and filling costs a third
             yield
         finally:
-            deterministic.fill_uninitialized_memory = fill
+            memory.fill_uninitialized_memory = fill
             torch.use_deterministic_algorithms(strict, warn_only=warn_only)
             torch.set_num_threads(threads)
 
