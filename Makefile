@@ -17,7 +17,7 @@ help:
 	@echo "make clean    remove the virtual environment and everything built"
 
 demo: $(STAMP)-base
-	$(BIN)/camscope demo
+	$(BIN)/camscope demo --overwrite
 
 test: $(STAMP)-test
 	$(BIN)/python -m pytest -q
