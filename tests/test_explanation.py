@@ -17,6 +17,7 @@ from camscope.errors import CamscopeError, GeometryError, InputError, OutputErro
 from camscope.explanation import MEANING, ClassScore, Explanation, figure
 from camscope.files import write_bytes
 from camscope.geometry import Placement
+from camscope.render.panel import AMBER
 
 HEAT = np.array([[0.0, 1.0, 0.5], [-3.0, 4.0, 2.0]])
 TOP = {name: tuple(render.colourise(np.array([[1.0]]), name)[0, 0]) for name in ("inferno", "viridis", "diverging")}
@@ -286,14 +287,25 @@ def test_saved_explanations_come_back(tmp_path, suffix, dtype):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
-def test_saved_pictures_are_the_figure(tmp_path, suffix):
-    one = explanation(status="flat")
+def test_saved_pictures_are_the_overlay_at_its_own_size(tmp_path, suffix):
+    one = explanation()
     path = one.save(str(tmp_path / "deep" / f"why{suffix}"))
     with Image.open(path) as picture:
         found = np.asarray(picture.convert("RGB"))
-    expected = figure([one], bar=True)
-    assert found.shape == expected.shape
+    expected = one.overlay()
+    assert found.shape == expected.shape == one.image.shape
     assert abs(found.astype(int) - expected).mean() < (3 if suffix == ".jpg" else 1e-9)
+
+
+def test_a_flagged_picture_says_so_under_the_overlay(tmp_path):
+    one = explanation(status="flat")
+    with Image.open(one.save(tmp_path / "why.png")) as picture:
+        found = np.asarray(picture.convert("RGB"))
+    rows = len(one.image)
+    assert np.array_equal(found[:rows], one.overlay())
+    strip = found[rows:].reshape(-1, 3)
+    assert len(strip)
+    assert (strip == AMBER).all(1).mean() > 0.2
 
 
 def test_an_unknown_suffix_writes_nothing(tmp_path):

@@ -186,7 +186,7 @@ def test_training_learns_repeats_itself_and_puts_everything_back(tmp_path):
     assert np.mean(first.losses[-3:]) < np.mean(first.losses[:3])
     assert first.losses == second.losses
     for name, trained in (("a", first), ("b", second)):
-        save(trained.net, tmp_path / name, {"seed": "1"})
+        save(trained.net, tmp_path / name, {"seed": "1", "steps": "12", "version": "1", "accuracy": "0", "more": "2"})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert train(2, steps=1, images=64).losses != first.losses[:1]
     assert train(1, steps=1, images=64, token_class=1, token_correlation=1.0).losses != first.losses[:1]

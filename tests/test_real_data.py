@@ -118,7 +118,9 @@ def test_pointing_game_off_centre(zoo: Any, off_centre: Any, name: str, least: f
         hits.append(any(x <= column + 0.5 <= x + w and y <= row + 0.5 <= y + h for x, y, w, h in true))
     centre = np.mean([any(x <= 113.5 <= x + w and y <= 113.5 <= y + h for x, y, w, h in true) for true in boxes])
     assert len(hits) >= 15
-    assert np.mean(hits) >= centre + least, f"pointing game {np.mean(hits):.2f}, centre guess {centre:.2f}, n={len(hits)}"
+    assert np.mean(hits) >= centre + least, (
+        f"pointing game {np.mean(hits):.2f}, centre guess {centre:.2f}, n={len(hits)}"
+    )
 
 
 def in_original(row: float, column: float, height: int, width: int) -> tuple[float, float]:

@@ -25,7 +25,6 @@ Size = Literal["image", "input", "grid"]
 Scale = Literal["max", "symmetric"] | tuple[float, float] | None
 
 OK = "ok"
-FIGURE_HEIGHT = 320
 MEANING = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
     "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
@@ -91,6 +90,11 @@ class Explanation:
         chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
         return " · ".join(filter(None, (f"{self.label} ({chance})", self.method, self.layer)))
 
+    @property
+    def flag(self) -> str | None:
+        """The status as a figure's warning strip says it; None for one without."""
+        return None if self.status == OK else self.status.replace("_", " ")
+
     def covered(self, size: Size = "image") -> npt.NDArray[np.bool_]:
         """(H,W): which pixels the model was shown; what the preprocessing cropped away is not covered, not cold."""
         return self._placed(size)[1]
@@ -115,11 +119,13 @@ class Explanation:
         contour: float | Sequence[float] | None = None,
         boxes: float | None = None,
         bar: bool = False,
+        height: int | None = None,
     ) -> Pixels:
         """(H,W,3) uint8: the map over the photograph at its own size; over the model's input where the place is unknown.
 
         `contour`: draw outlines at these levels (0..1) instead of colour; `boxes`: draw boxes round what reaches this
-        level instead of colour; `bar`: a colour bar with the raw range at the right.
+        level instead of colour; `bar`: a colour bar with the raw range at the right; `height`: rows of the picture,
+        for a figure.
         """
         size = size or self._best_size()
         picture, (raw, covered) = self._background(size), self._placed(size)
@@ -132,7 +138,9 @@ class Explanation:
             picture = render.draw_contours(picture, values, contour, colormap=colormap)
         if boxes is not None:
             picture = render.draw_boxes(picture, render.boxes(values, boxes))
-        return _with_bar(picture, ends, colormap) if bar else picture
+        if height is not None:
+            picture = render.fitted(picture, height, 2 * height)
+        return render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap)) if bar else picture
 
     def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
         """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
@@ -149,14 +157,17 @@ class Explanation:
         Image.fromarray(self.overlay(bar=True)).show(title=self.caption)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the overlay (`.png`, `.jpg`, `.webp`), everything (`.npz`), or everything but pixels (`.json`)."""
+        """Write the overlay (`.png`, `.jpg`, `.webp`), everything (`.npz`), or everything but pixels (`.json`).
+
+        The overlay has the original's own size; under a flagged one there is a strip that says so.
+        """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
             data = json.dumps({**self._facts(), "heat": self.heat.tolist()}, indent=1).encode()
         elif suffix == ".npz":
             data = self._npz()
         elif suffix in render.FORMATS:
-            data = render.encode(figure([self], bar=True), suffix)
+            data = render.encode(self._marked(), suffix)
         else:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json"
@@ -175,6 +186,10 @@ class Explanation:
                 return replace(_from_facts(json.loads(str(stored["facts"])), stored["heat"]), **pictures)
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path} is not an explanation saved as .npz or .json: {error}") from error
+
+    def _marked(self) -> Pixels:
+        picture = self.overlay()
+        return picture if self.flag is None else render.captioned(picture, self.caption, flag=self.flag)
 
     def _npz(self) -> bytes:
         import io
@@ -244,25 +259,14 @@ def figure(
     alpha: float = 0.7,
     colormap: str = "inferno",
     bar: bool = True,
+    height: int = 320,
 ) -> Pixels:
     """(H,W,3) uint8: several explanations side by side with captions, a flagged one marked; keywords as `overlay`."""
     pictures = [
-        render.fitted(one.overlay(scale=scale, alpha=alpha, colormap=colormap), FIGURE_HEIGHT) for one in explanations
+        one.overlay(scale=scale, alpha=alpha, colormap=colormap, bar=bar, height=height) for one in explanations
     ]
-    if bar:
-        raw = [one._placed(one._best_size())[0] for one in explanations]
-        pictures = [
-            _with_bar(picture, _shown(values, scale, colormap)[1], colormap)
-            for picture, values in zip(pictures, raw, strict=True)
-        ]
-    flags = [None if one.status == OK else one.status.replace("_", " ") for one in explanations]
-    return render.panel(
-        pictures, [one.caption for one in explanations], columns=columns, height=FIGURE_HEIGHT, flags=flags
-    )
-
-
-def _with_bar(picture: Pixels, ends: tuple[float, float], colormap: str) -> Pixels:
-    return render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap))
+    captions, flags = [one.caption for one in explanations], [one.flag for one in explanations]
+    return render.panel(pictures, captions, columns=columns, height=height, flags=flags)
 
 
 def _shown(values: Floats, scale: Scale, colormap: str) -> tuple[Floats, tuple[float, float]]:

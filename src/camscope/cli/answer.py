@@ -30,16 +30,14 @@ class Look:
 
     def of(self, explanation: "Explanation", height: int) -> "Picture":
         """(height,w,3): the map on its image, with a colour bar where there are colours to read."""
-        from camscope.render import DIVERGING, beside, colour_bar, fitted
-
-        drawn = explanation.overlay(colormap=self.colormap, alpha=self.alpha, contour=self.contour, boxes=self.boxes)
-        picture = fitted(drawn, height, 2 * height)
-        if self.boxes is not None:
-            return picture
-        heat = explanation.heatmap("grid", None)
-        high = float(abs(heat).max()) if self.colormap == DIVERGING else max(0.0, float(heat.max()))
-        low = -high if self.colormap == DIVERGING else 0.0
-        return beside(picture, colour_bar(picture.shape[0], low, high, self.colormap))
+        return explanation.overlay(
+            colormap=self.colormap,
+            alpha=self.alpha,
+            contour=self.contour,
+            boxes=self.boxes,
+            bar=self.boxes is None,
+            height=height,
+        )
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,12 @@ class Answers:
 
     def _figure(self, found: "Sequence[Explanation]") -> "Picture":
         """The image and its maps; with several methods and several classes, a row for each class."""
-        from camscope.explanation import OK
         from camscope.render import panel
 
-        photo = found[0].image
+        photo, rows, columns = found[0].image, len(self.questions), None
+        height = SMALLEST if photo is None else min(LARGEST, max(SMALLEST, photo.shape[0]))
         first = [] if photo is None else [(photo, base.shown(found[0].name), None)]
-        drawn = [
-            (self.look.of(one), one.caption, None if one.status == OK else one.status.replace("_", " "))
-            for one in found
-        ]
-        rows, columns = len(self.questions), None
+        drawn = [(self.look.of(one, height), one.caption, one.flag) for one in found]
         if rows > 1 and len(self.explainers) > 1:
             columns = len(first) + len(self.explainers)
             drawn = [cell for row in range(rows) for cell in [*first, *drawn[row::rows]]]
