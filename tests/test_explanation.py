@@ -17,7 +17,6 @@ from camscope.errors import CamscopeError, GeometryError, InputError, OutputErro
 from camscope.explanation import MEANING, ClassScore, Explanation, figure
 from camscope.files import write_bytes
 from camscope.geometry import Placement
-from camscope.render.panel import AMBER
 
 HEAT = np.array([[0.0, 1.0, 0.5], [-3.0, 4.0, 2.0]])
 TOP = {name: tuple(render.colourise(np.array([[1.0]]), name)[0, 0]) for name in ("inferno", "viridis", "diverging")}
