@@ -55,7 +55,7 @@ PREPROCESSING = {"exploding": ((32, 32), (0.5,) * 3, (0.5,) * 3)}
 def here(tmp_path, monkeypatch):
     """An empty folder to work in, with a picture of a nodule, and what the files in it are later compared with."""
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(draw(10, "nodule").image).save("nodule.png")
+    Image.fromarray(draw(7, "nodule").image).save("nodule.png")
     Path("model.py").write_text(EXPLODING)
     return tmp_path
 
@@ -138,7 +138,7 @@ def test_explain_says_and_writes_the_answer(here):
 
 
 def test_the_hottest_pixel_that_is_written_lies_in_the_finding(here):
-    mask = draw(10, "nodule").mask
+    mask = draw(7, "nodule").mask
     run("explain", "nodule.png", "-t", "nodule", "-o", "x.png", "--alpha", "1")
     rgb = np.asarray(Image.open("x.png").convert("RGB"))
     top, left, side = _second_square(rgb)
