@@ -35,7 +35,11 @@ def card_of(model: nn.Module) -> ModelCard | None:
 
 
 def digest(model: nn.Module) -> str:
-    """16 hex digits that change with any weight or buffer; computed once for as long as nothing has changed."""
+    """16 hex digits that change with any weight or buffer; computed once for as long as nothing is seen to change.
+
+    What is seen: another tensor, any change in place, and a change behind `.data` that moves one of eight values spread
+    over a tensor.
+    """
     state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
     fingerprint = tuple((name, value.data_ptr(), _version(value), _sample(value)) for name, value in state)
     known = _digests.get(model)

@@ -10,7 +10,7 @@ from camscope.errors import OutputError
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> Path:
     """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one."""
     path = Path(path)
-    if path.exists() and not overwrite:
+    if not overwrite and (path.exists() or path.is_symlink()):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")

@@ -25,9 +25,12 @@ class Placement:
     `matrix`: (n,n+1), what an input coordinate becomes on the original image: linear part, then offset.
     `input_size`, `image_size`: the n sizes of the two planes, in pixels.
 
-        place = Placement.identity((480, 640)).resized((256, 341)).cropped((16, 58), (224, 224))
-        place.to_image([[112, 112]])            # the crop's centre, on the 480 x 640 original
-        values, covered = place.project(heat)   # a map of any grid, laid over the original
+    >>> place = Placement.identity((480, 640)).resized((240, 320)).cropped((8, 48), (224, 224))
+    >>> place.to_image([[112, 112]]).tolist()  # the crop's centre, on the 480 x 640 original
+    [[240.0, 320.0]]
+    >>> values, covered = place.project(np.ones((7, 7)))  # a map of any grid, laid over the original
+    >>> values.shape, float(covered.mean().round(3))
+    ((480, 640), 0.653)
     """
 
     matrix: NDArray[np.float64]

@@ -69,6 +69,11 @@ def read_layout(
     """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
 
     `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. Raises LayerError.
+
+    >>> print(read_layout((2, 197, 768), (2, 3, 224, 224)))
+    tokens 1+14x14
+    >>> print(read_layout((2, 7, 10, 768), (2, 3, 224, 320)))
+    channels_last 7x10
     """
     size, shape = tuple(input_shape[2:]), tuple(shape)
     if isinstance(layout, Layout):

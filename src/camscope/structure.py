@@ -64,7 +64,11 @@ def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple
 
 
 def shown(path: Path) -> str:
-    """A path as one would write it: `[0]['features']`."""
+    """A path as one would write it.
+
+    >>> shown((0, "features"))
+    "[0]['features']"
+    """
     return "".join(f"[{key!r}]" for key in path) or "itself"
 
 

@@ -23,6 +23,12 @@ class Score:
     `target`: a class index; a class name, one of `categories`; None, each sample's top class; a sequence or tensor (N,)
     with one of these per sample; or any callable output -> (N,). `args`, `kwargs`: handed to the model after x.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
+
+    >>> score = Score(nn.Identity(), ["dog", None], categories=["cat", "dog"])
+    >>> score(torch.tensor([[3.0, 1.0], [5.0, 2.0]])).tolist()
+    [1.0, 5.0]
+    >>> score.label_of(0), score.label_of(1)
+    ('dog', 'cat')
     """
 
     def __init__(

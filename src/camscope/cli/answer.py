@@ -9,12 +9,15 @@ from camscope.cli import base
 from camscope.cli.paths import Destination, Files
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     from camscope.explainers import Explainer
     from camscope.explanation import ClassScore, Explanation
     from camscope.render import Picture
+
+    Line = Text | Padding
 
 SMALLEST, LARGEST = 384, 768  # rows of a picture in a figure
 
@@ -50,7 +53,7 @@ class Answers:
     look: Look
     top: int
 
-    def write(self, row: int, path: Path) -> "Group":
+    def write(self, row: int, path: Path) -> "list[Line]":
         """Explain one image and write its files, none of which may be in the way; what to print of it."""
         files = self.destination.files(row, path, self._names())
         with base.remarks() as remarks:
@@ -93,16 +96,14 @@ class Answers:
         pictures, captions, flags = zip(*drawn, strict=True)
         return panel(pictures, captions, flags=flags, height=height, columns=columns)
 
-    def _lines(self, path: Path, found: "Sequence[Explanation]", files: Files, notes: list[str]) -> "Group":
-        from rich.console import Group
+    def _lines(self, path: Path, found: "Sequence[Explanation]", files: Files, notes: list[str]) -> "list[Line]":
         from rich.padding import Padding
-        from rich.text import Text
 
         title = base.styled((base.shown(path), "bold cyan"))
-        top = base.styled(("top  ", "dim"), (" · ".join(map(_named, found[0].top[: self.top])), ""))
-        where = [base.styled(("to   ", "dim"), (base.shown(one), "")) for one in files.all]
-        said = [Text(f"note: {base.shown(text)}", "dim") for text in notes]
-        return Group(title, Padding(Group(top, _table(found), *said, *where), (0, 0, 1, 2), expand=False))
+        top = base.styled(("  top  ", "dim"), (" · ".join(map(_named, found[0].top[: self.top])), ""))
+        said = [base.styled((f"  note: {base.shown(text)}", "dim")) for text in notes]
+        where = [base.styled(("  to   ", "dim"), (base.shown(one), "")) for one in files.all]
+        return [title, top, Padding(_table(found), (0, 0, 0, 2), expand=False), *said, *where, base.styled(("", ""))]
 
 
 def _named(one: "ClassScore") -> str:

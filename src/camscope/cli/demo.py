@@ -65,7 +65,7 @@ _LEGEND = """\
 hit     the map's hottest pixel lies in the finding
 energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a map without any idea
-gradcam, hirescam and xgradcam agree here as they must: this net ends in a mean and a linear layer\
+this net ends in a mean and a linear layer: gradcam and xgradcam are one map there, hirescam is it with its negative part\
 """
 
 

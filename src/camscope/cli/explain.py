@@ -83,12 +83,15 @@ def run(
 
 def _each(answers: Answers, paths: Sequence[Path], *, debug: bool) -> list[str]:
     """Every image in turn; why the ones that failed did. A question that suits no image is an error at once."""
+    from rich.text import Text
+
     failures: list[str] = []
     console = base.out()
     with base.progress("explaining", len(paths), console) as advance:
         for row, path in enumerate(paths, start=1):
             try:
-                console.print(answers.write(row, path))
+                for line in answers.write(row, path):
+                    console.print(line, soft_wrap=isinstance(line, Text))  # a path is never broken in two
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
                 if isinstance(error, ABOUT_THE_QUESTION) and len(failures) == row - 1:
                     raise

@@ -63,7 +63,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Name and module of one layer, given by either; an unknown name is answered with the nearest ones."""
+    """Name and module of one layer, given by either; an unknown name is answered with the nearest ones.
+
+    >>> find_layer(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "1")
+    ('1', ReLU())
+    """
     inner = unwrap(model)
     if isinstance(layer, nn.Module):
         wanted = unwrap(layer)

@@ -22,6 +22,9 @@ def colourise(values: Values, colormap: str = "inferno") -> Picture:
 
     `colormap`: one of COLORMAPS. `"diverging"` takes -1..1: blue, white at 0, red. `"turbo"` and `"jet"` are not
     monotonic in lightness: they draw edges where the values have none. InputError for another name.
+
+    >>> colourise(np.array([[0.0, 1.0]])).tolist()
+    [[[0, 0, 4], [252, 255, 164]]]
     """
     table, lowest = _table(colormap), lower_bound(colormap)
     position = (np.clip(checked_values(values), lowest, 1.0) - lowest) / (1.0 - lowest)

@@ -1,0 +1,40 @@
+"""The scripts in examples/ run, and what they print is true."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from camscope import Explanation
+from camscope.explainers import METHODS
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def test_every_example_is_run_by_a_test():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"quickstart.py", "custom_method.py", "hooks_tour.py"}
+
+
+def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
+    runpy.run_path(str(EXAMPLES / "quickstart.py"))["main"](tmp_path)
+    printed = capsys.readouterr().out
+    assert "inside the nodule" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"nodule.png", "nodule.npz", "all.png"}
+    kept = Explanation.load(tmp_path / "nodule.npz")
+    assert f"raw map {kept.grid}, {kept.heat.min():.3g} to {kept.heat.max():.3g}" in printed
+    assert kept.label == "nodule"
+
+
+@pytest.fixture
+def registry_restored():
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_a_method_of_ones_own_is_registered_and_explains(registry_restored, capsys):
+    runpy.run_path(str(EXAMPLES / "custom_method.py"))["main"]()
+    printed = capsys.readouterr().out
+    assert "effusion" in printed.splitlines()[0]
+    assert printed.splitlines()[1].endswith("positive-gradcam")
