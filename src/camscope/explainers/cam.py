@@ -13,6 +13,7 @@ from camscope.errors import LayerError
 from camscope.explainers.base import Explainer, Maps
 from camscope.explainers.scope import Mode, OnNonFinite, checked_finite
 from camscope.hooks.base import find_layer, unwrap
+from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
 from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer, read_layout
 from camscope.targets import Score
@@ -76,7 +77,7 @@ class CAM(Explainer):
         """The maps of several scores from one forward pass, one backward pass each."""
         model = scores[0].model
         layer = self.layer if self.layer is not None else self._choose(x, scores[0])
-        with Tap(model, [layer], output=self.output, call=self.call) as tap:
+        with Tap(model, [layer], output=self.output, call=self.call) as tap, zero_rows_skipped(model):
             output = tap.run(lambda: scores[0].forward(x))
             values = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
             checked_finite("the score", torch.cat(values), self.on_nonfinite)
