@@ -45,7 +45,8 @@ def views() -> Picture:
 def channels() -> Picture:
     """channels.png: the feature maps of `layer1`."""
     model, scan = load_model("phantom"), draw(seed=5, finding="effusion")
-    way = GradCAM(model).preprocess
+    size, mean, std = PREPROCESSING
+    way = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
     x, _ = way(np.repeat(scan.image[..., None], 3, axis=2))
     return channel_grid(extract(model, "layer1", x[None])["layer1"][0].numpy(), limit=16, columns=8)
 

@@ -167,6 +167,20 @@ def test_fuse_refuses_what_does_not_belong_together(other):
         fuse([explanation([[1.0]]), explanation([[1.0]], **other)])
 
 
+def test_fuse_refuses_two_images_of_one_name():
+    with pytest.raises(InputError, match="the score is 2 and 3: not the same input"):
+        fuse([explanation([[1.0]]), explanation([[1.0]], score=3.0)])
+    dark, light = np.zeros((8, 8, 3), np.uint8), np.full((8, 8, 3), 9, np.uint8)
+    with pytest.raises(InputError, match="of different images"):
+        fuse([explanation([[1.0]], seen=dark), explanation([[1.0]], seen=light)])
+
+
+def test_a_fused_map_says_what_it_is():
+    fused = fuse([explanation([[1.0]]), explanation([[2.0]], layer="b")], "mean")
+    assert fused.parameters == {"layer": "a + b", "how": "mean"}
+    assert any("divided by its maximum" in note for note in fused.notes)
+
+
 def test_fuse_refuses_nothing_and_an_unknown_way():
     with pytest.raises(InputError, match="nothing to fuse"):
         fuse([])

@@ -244,10 +244,23 @@ def test_a_placement_is_measured_once_and_not_kept_forever():
     calls = []
     probed = Probed(lambda image: calls.append(1) or T.ToTensor()(image))
     assert probed.placement((20, 30)) is probed.placement((20, 30))
-    assert len(calls) == 7
+    assert len(calls) == 9
     for width in range(31, 31 + 40):
         probed.placement((20, width))
     assert len(probed._placements) == 32
+
+
+@pytest.mark.parametrize("ground", [0, 255])
+def test_a_crop_that_follows_the_content_has_no_known_placement(ground):
+    def cropping(image):
+        ink = image.convert("L").point(lambda level: 255 * (abs(level - ground) > 30))
+        return T.ToTensor()(image.crop(ink.getbbox() or (0, 0, *image.size)).resize((64, 64)))
+
+    photo = np.full((200, 300, 3), ground, np.uint8)
+    photo[90:180, 140:290] = 128
+    tensor, placement = Probed(cropping)(photo)
+    assert tensor.shape == (3, 64, 64)
+    assert placement is None
 
 
 # ---- values in, values out, errors

@@ -445,13 +445,96 @@ def test_the_layout_of_tokens_is_right_or_an_error_but_never_wrong():
         for h in range(1, 33, 2):
             for w in (1, 2, 3, 5, 7, 8, 14, 16, 24, 31):
                 for prefix in range(6) if h * w > 1 else ():
-                    shape = (2, prefix + h * w, 8)
+                    shape = (2, prefix + h * w, 10007)  # channels that no grid has as cells
                     try:
                         layout = read_layout(shape, (2, 3, h * patch, w * patch))
                     except LayerError:
                         assert h * w < 16, "from sixteen patches on the grid is known"
                     else:
                         assert layout == Layout("tokens", (h, w), prefix), (patch, h, w, prefix)
+
+
+def test_a_flattened_map_is_not_taken_for_tokens():
+    """(N,K,hw) with K = 64 = 8 x 8: both axes could be the patches of a square image."""
+    net = nn.Sequential(nn.Conv2d(3, 64, 32, 32), nn.ReLU(), nn.Flatten(2))
+    model = nn.Sequential(net, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(64, 2))
+    x = torch.randn(1, 3, 224, 224)
+    with pytest.raises(LayerError, match="may be tokens"):
+        GradCAM(model, "0").attribute(x, 0)
+    assert GradCAM(model).explain(x, 0).layer == "0.1"
+    large = nn.LayerNorm(1024)  # 1024 = 32 x 32 is the width of large transformers
+    assert read_layout((1, 197, 1024), (1, 3, 224, 224), large) == Layout("tokens", (14, 14), 1)
+
+
+def test_strides_that_differ_do_not_turn_channels_into_rows():
+    block = nn.Sequential(nn.Conv2d(1, 16, 3, stride=(4, 16), padding=1), nn.ReLU())
+    with pytest.raises(LayerError, match="may be channels first or channels last"):
+        read_layout((1, 16, 16, 4), (1, 1, 64, 64), block)
+    assert read_layout((1, 16, 16, 4), (1, 1, 64, 64), block[0]).grid == (16, 4)
+
+
+class AuxiliaryLast(nn.Module):
+    """An auxiliary head runs last and is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.aux, self.head = nn.Conv2d(3, 6, 3, 2), nn.Conv2d(6, 2, 3), nn.Linear(6, 2)
+
+    def forward(self, x):
+        features = self.features(x)
+        scores = self.head(features.mean((2, 3)))
+        self.aux(features)
+        return scores
+
+
+def test_the_chosen_layer_leads_to_the_score():
+    assert GradCAM(AuxiliaryLast()).explain(torch.randn(3, 24, 16), 1).layer == "features"
+
+
+def test_a_wrapped_model_keeps_what_is_known_of_it():
+    from camscope import load_model
+    from camscope.phantom import draw
+
+    scan = draw(7, "nodule").image
+    plain_answer = GradCAM(load_model("phantom")).explain(scan, "nodule")
+    wrapped = GradCAM(nn.DataParallel(load_model("phantom"))).explain(scan, "nodule")
+    assert (wrapped.layer, wrapped.label) == ("layer4", "nodule")
+    assert np.array_equal(wrapped.heat, plain_answer.heat)
+
+
+def test_a_name_needs_as_many_categories_as_there_are_classes():
+    model, x = plain()
+    with pytest.raises(TargetError, match="2 categories for a model with 3 classes"):
+        GradCAM(model, "middle", categories=["no", "yes"]).attribute(x, "yes")
+    by_number = GradCAM(model, "middle", categories={2: "c", 0: "a", 1: "b"}).explain(x[:1], "c")
+    assert by_number.target == 2
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+def test_probabilities_are_not_put_through_a_softmax_again():
+    def ending_in(last):
+        head = nn.Linear(3, 3, bias=False)
+        head.weight.data = 4 * torch.eye(3)
+        return nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head, last)
+
+    x = torch.randn(3, 6, 6)
+    softmax = GradCAM(ending_in(nn.Softmax(1)), "0").explain(x, 1)
+    assert softmax.probability == pytest.approx(softmax.score)
+    sigmoid = GradCAM(ending_in(nn.Sigmoid()), "0").explain(x, 1)
+    assert sigmoid.probability is None
+
+
+def test_one_thing_where_a_list_is_asked_for():
+    model, x = plain()
+    tool = GradCAM(model, "middle")
+    for targets in (1, "cat"):
+        with pytest.raises(TargetError, match="takes a list of questions"):
+            tool.explain_classes(x[0], targets)
+    with pytest.raises(InputError, match="takes a list of images"):
+        tool.explain_batch("cat.jpg")
+    for layer in (4, ["middle", "last"]):
+        with pytest.raises(LayerError, match="expected one name or module"):
+            GradCAM(model, layer)
 
 
 def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
@@ -723,8 +806,8 @@ class Watched(Plain):
         (torch.tensor(1.0), "target 1.0 is a float"),
         (np.float32(1), "target 1.0 is a float"),
         ({"class": 1}, "is a dict: expected a class index"),
-        ("cow", "no class 'cow'; nearest names: 'cat', '"),
-        ("bat", "class 'bat' is ambiguous: 3 'bat', 4 'Bat'; pass the index"),
+        ("cow", "no class 'cow'; nearest names: '"),
+        ("bat", "class 'bat' is ambiguous: 1 'bat', 2 'Bat'; pass the index"),
         (lambda output: output, r"returned torch.float64 \(2, 3\); expected one float per sample"),
         (lambda output: 3, "returned int; expected one float per sample"),
         (lambda output: output.argmax(1), "returned torch.int64"),
@@ -733,7 +816,7 @@ class Watched(Plain):
 )
 def test_what_is_not_a_class_is_refused_before_any_backward(target, words):
     model, x = plain(Watched)
-    tool = HiResCAM(model, "middle", categories=["ant", "bee", "cat", "bat", "Bat"])
+    tool = HiResCAM(model, "middle", categories=["ant", "bat", "Bat"])
     with untouched(model.middle, x), pytest.raises(TargetError, match=words):
         tool.attribute(x, target)
     assert model.backwards == 0

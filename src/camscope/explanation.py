@@ -127,6 +127,8 @@ class Explanation:
         level instead of colour; `bar`: a colour bar with the raw range at the right; `height`: rows of the picture,
         for a figure.
         """
+        if self.heat.ndim != 2:
+            raise InputError(f"a map of {self.heat.ndim} axes has no overlay yet; use heatmap(), or save it as .npz")
         size = size or self._best_size()
         picture, (raw, covered) = self._background(size), self._placed(size)
         values, ends = _shown(raw, scale, colormap)
@@ -185,7 +187,9 @@ class Explanation:
                 pictures = {key: stored[key] for key in ("image", "seen") if key in stored}
                 return replace(_from_facts(json.loads(str(stored["facts"])), stored["heat"]), **pictures)
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path} is not an explanation saved as .npz or .json: {error}") from error
+            raise InputError(f"{path} is not an explanation that save() wrote as .npz or .json") from error
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
     def _marked(self) -> Pixels:
         picture = self.overlay()
@@ -212,14 +216,21 @@ class Explanation:
             "dtype": str(self.heat.dtype),
         }
 
-    def _repr_png_(self) -> bytes:
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
+
+    def _repr_png_(self) -> bytes | None:
+        if self.heat.ndim != 2:
+            return None
         return render.encode(self.overlay(bar=True), ".png")
 
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(self._repr_png_()).decode()
+        picture = base64.b64encode(self._repr_png_() or b"").decode()
         words = html.escape(
             self.caption if self.status == OK else f"{self.caption} · {self.status}: {MEANING[self.status]}"
         )
+        if self.heat.ndim != 2:
+            return f"<p>{words}</p>"
         return f'<figure><img src="data:image/png;base64,{picture}" alt="{words}"><figcaption>{words}</figcaption></figure>'
 
     def _best_size(self) -> Size:
@@ -277,14 +288,16 @@ def _shown(values: Floats, scale: Scale, colormap: str) -> tuple[Floats, tuple[f
         return np.clip(values, *scale) / strongest, scale
     if isinstance(scale, tuple):
         return _scaled(values, scale), scale
-    if colormap == render.DIVERGING:
+    if colormap == render.DIVERGING and scale in ("max", "symmetric", None):
         return _scaled(values, "symmetric"), (-largest, largest)
     if scale == "symmetric":
         return _scaled(values, "symmetric").clip(0.0), (0.0, largest)
-    return _scaled(values, "max"), (0.0, float(values.max(initial=0.0)))
+    return _scaled(values, "max" if scale is None else scale), (0.0, float(values.max(initial=0.0)))
 
 
 def _checked_range(scale: tuple[float, float]) -> tuple[float, float]:
+    if not isinstance(scale, tuple | list) or len(scale) != 2:
+        raise InputError(f"scale={scale!r}: expected 'max', 'symmetric' or (lo, hi)")
     if not scale[0] < scale[1]:
         raise InputError(f"scale={scale}: expected (lo, hi) with lo < hi")
     return scale

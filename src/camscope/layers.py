@@ -16,6 +16,7 @@ __all__ = ["Layout", "SpatialLayer", "choose_layer", "find_layer", "read_layout"
 
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 MOST_PREFIX_TOKENS = 5
+CANDIDATES = 12  # layers that are looked at, from the end
 CONVOLUTIONAL = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
@@ -81,7 +82,7 @@ def read_layout(
     if shape[0] != input_shape[0]:
         raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
     if len(shape) == 3 and len(size) > 1 and layout in (None, TOKENS):
-        return _token_layout(shape, size)
+        return _token_layout(shape, size, module)
     if len(shape) != len(size) + 2:
         raise LayerError(
             f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
@@ -117,20 +118,20 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
 def choose_layer(model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor) -> SpatialLayer:
     """The last layer with spatial extent that the score (N,) reads there.
 
-    A transformer that classifies by a class token reads no patch after its last attention: for tokens the choice is
-    checked with one backward pass.
+    Checked with one backward pass: a transformer that classifies by a class token reads no patch after its last
+    attention, and an auxiliary head may run last.
     """
     layers = spatial_layers(model, lambda: score(x), x.shape)
     if not layers:
         raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")
-    if layers[-1].layout.kind != TOKENS:
-        return layers[-1]
-    tokens = {layer.name: layer for layer in layers if layer.layout.kind == TOKENS}
-    with Tap(model, tokens) as tap:
+    last = {layer.name: layer for layer in layers[-CANDIDATES:]}
+    if layers[-1].layout.kind == TOKENS:
+        last = {layer.name: layer for layer in layers if layer.layout.kind == TOKENS}
+    with Tap(model, last) as tap:
         tap.backward(tap.run(lambda: score(x)).sum())
-    for name, layer in reversed(tokens.items()):
+    for name, layer in reversed(last.items()):
         gradient = tap.chosen(name).gradient
-        if gradient is not None and bool(layer.layout.to_maps(gradient).any()):
+        if gradient is not None and (layer.layout.kind != TOKENS or bool(layer.layout.to_maps(gradient).any())):
             return layer
     raise LayerError(
         f"the score's gradient is zero at the patch tokens of every layer of {type(model).__name__} (an untrained head?); "
@@ -146,6 +147,8 @@ def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | Non
         return CHANNELS_LAST
     for cells_off in (0.6, 2.0, math.inf):
         fitting = [kind for kind, grid in grids.items() if _fits(grid, size, cells_off)]
+        if fitting == [CHANNELS_LAST] and module is not None and _is_convolutional(module):
+            break  # its shape speaks against its kind: strides that differ, or more channels than a grid has cells
         if len(fitting) == 1:
             return fitting[0]
         if len(fitting) == 2 and module is not None and _is_convolutional(module):
@@ -193,7 +196,12 @@ def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
     return layout
 
 
-def _token_layout(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout:
+def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None) -> Layout:
+    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid, _ in _grids(size)):
+        raise LayerError(
+            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
+            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+        )
     found: dict[tuple[int, ...], bool] = {}
     for grid, tiles in _grids(size):
         if 0 <= shape[1] - math.prod(grid) <= MOST_PREFIX_TOKENS:
@@ -207,6 +215,15 @@ def _token_layout(shape: tuple[int, ...], size: tuple[int, ...]) -> Layout:
             f"pass layout=Layout('tokens', grid, prefix)"
         )
     return Layout(TOKENS, choice[0], shape[1] - math.prod(choice[0]))
+
+
+def _has_channels(module: nn.Module | None, count: int) -> bool:
+    """Whether a part of the layer shows that its last axis is so many channels."""
+    return module is not None and any(
+        (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (count,))
+        or (isinstance(part, nn.Linear) and part.out_features == count)
+        for part in module.modules()
+    )
 
 
 def _grids(size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:

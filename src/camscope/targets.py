@@ -57,8 +57,8 @@ class Score:
         output = self.model(x, *self._args, **self._kwargs)
         if x._version != version:
             raise InputError(
-                "the model changes its input in place, so a second pass would see another image; let its forward begin "
-                "with x = x.clone()"
+                "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
+                "another image; let its forward begin with x = x.clone()"
             )
         return output
 
@@ -99,6 +99,15 @@ class Score:
             return getattr(self.target, "__name__", type(self.target).__name__)
         return self.name_of(index)
 
+    def chances(self, sample: int) -> list[float | None]:
+        """(K,): probability of each class: the softmax of logits, an output of probabilities as it is, else None."""
+        if self.logits is None or self.logits.shape[1] == 1:
+            return [None] * (0 if self.logits is None else 1)
+        row = self.logits[sample].double()
+        if bool((row < 0).any() | (row > 1).any()):
+            return list(row.softmax(0).tolist())
+        return list(row.tolist()) if abs(float(row.sum()) - 1) < 1e-3 else [None] * len(row)
+
     def name_of(self, index: int) -> str:
         """Category of a class, or `class 3` where categories are not known."""
         named = self.categories is not None and (self.logits is None or len(self.categories) == self.logits.shape[1])
@@ -117,7 +126,7 @@ class Score:
         )
 
     def _index(self, wanted: int | str, classes: int) -> int:
-        index = wanted if isinstance(wanted, int) else self._named(wanted)
+        index = wanted if isinstance(wanted, int) else self._named(wanted, classes)
         if 0 <= index < classes:
             return index
         if classes == 1:
@@ -127,10 +136,15 @@ class Score:
             )
         raise TargetError(f"class {index} is out of range: the model has {classes} classes (0..{classes - 1})")
 
-    def _named(self, name: str) -> int:
+    def _named(self, name: str, classes: int) -> int:
         if not self.categories:
             raise TargetError(
                 f"class {name!r} by name: the model's categories are not known; pass categories= or an index"
+            )
+        if len(self.categories) != classes:
+            raise TargetError(
+                f"class {name!r} by name: {len(self.categories)} categories for a model with {classes} classes; "
+                f"pass the index, or the right categories="
             )
         folded = name.casefold()
         exact = [i for i, category in enumerate(self.categories) if category.casefold() == folded]

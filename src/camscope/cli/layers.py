@@ -102,7 +102,7 @@ def _candidates(net: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
         if card is not None and card.layer:
             return candidates, card.layer
         try:
-            return candidates, choose_layer(inner, Score(inner), x).name
+            return candidates, choose_layer(inner, Score(inner).overall, x).name
         except CamscopeError as error:  # the table is asked for; without classes it has no default layer
             base.note(f"no default layer: {error}")
             return candidates, None

@@ -1,5 +1,7 @@
 """Explainer: the template that every method fills in, and METHODS, the registry of them all."""
 
+import math
+import os
 import platform
 import warnings
 from abc import ABC, abstractmethod
@@ -35,7 +37,7 @@ from camscope.targets import Question, Score
 from camscope.version import __version__
 
 METHODS: dict[str, type["Explainer"]] = {}
-COMMON = ("self", "model", "preprocess", "categories", "mode", "on_nonfinite")
+COMMON = ("model", "preprocess", "categories", "on_nonfinite")
 TOP = 5
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
@@ -99,9 +101,9 @@ class Explainer(ABC):
             )
         survey(model)
         self.model, self.mode, self.on_nonfinite = model, mode, on_nonfinite
-        card = card_of(model)
-        self.preprocess = _preprocessing(preprocess or (card.preprocess if card else None))
-        self.categories = categories or (card.categories if card else None)
+        card = card_of(unwrap(model))
+        self.preprocess = _preprocessing(preprocess if preprocess is not None else card.preprocess if card else None)
+        self.categories = _names(categories if categories is not None else card.categories if card else None)
 
     @abstractmethod
     def heat(self, x: Tensor, score: Score) -> Tensor:
@@ -124,6 +126,8 @@ class Explainer(ABC):
     @final
     def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it."""
+        if isinstance(targets, str | int) or callable(targets):
+            raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
         questions = list(targets)
         if not questions:
             raise TargetError("no targets: pass a list of questions, e.g. [281, 285] or [None]")
@@ -135,6 +139,8 @@ class Explainer(ABC):
     @final
     def explain_batch(self, images: Sequence[Any], targets: Question = None) -> list[Explanation]:
         """Several images, each with its own target or all with one; inputs of one size share their passes."""
+        if isinstance(images, str | os.PathLike):
+            raise InputError(f"explain_batch takes a list of images; for one, explain({str(images)!r})")
         items = [self._read(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
@@ -154,8 +160,9 @@ class Explainer(ABC):
     @property
     def parameters(self) -> dict[str, Any]:
         """The method's own settings: its constructor's arguments that are not every method's."""
-        names = [name for name in signature(type(self).__init__).parameters if name not in COMMON]
-        return {name: value for name in names if isinstance(value := getattr(self, name), int | float | str | tuple)}
+        names = [name for name in signature(type(self)).parameters if name not in COMMON]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value if isinstance(value, int | float | str) else str(value) for name, value in given.items()}
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.parameters.items())
@@ -204,12 +211,15 @@ class Explainer(ABC):
             status=statuses(maps)[i],
             notes=self._notes(maps, item, run.known),
             name=item.name,
-            parameters=self.parameters,
+            parameters=self._settings(item),
             versions=_versions(),
             model=digits,
             image=item.image,
             seen=item.seen,
         )
+
+    def _settings(self, item: Item) -> dict[str, Any]:
+        return self.parameters if item.image is None else {**self.parameters, "preprocess": repr(self.preprocess)}
 
     def _notes(self, maps: Maps, item: Item, known: Survey) -> tuple[str, ...]:
         notes = list(maps.notes)
@@ -231,7 +241,7 @@ def statuses(maps: Maps) -> list[str]:
 
 
 def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
-    if not (low == low and abs(high) != float("inf") and abs(low) != float("inf")):
+    if not (math.isfinite(low) and math.isfinite(high)):
         return "nonfinite"
     if zero_gradient:
         return "zero_gradient"
@@ -243,22 +253,27 @@ def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
 
 
 def _probability(score: Score, i: int, index: int | None) -> float | None:
-    if index is None or score.logits is None or score.logits.shape[1] == 1:
-        return None
-    return float(score.logits[i].double().softmax(0)[index])
+    return None if index is None else score.chances(i)[index]
 
 
 def _top(score: Score, i: int) -> tuple[ClassScore, ...]:
     if score.logits is None:
         return ()
     logits = score.logits[i].double().cpu()
-    chances = logits.softmax(0).tolist() if len(logits) > 1 else [None]
+    chances = score.chances(i)
     best = logits.topk(min(TOP, len(logits))).indices.tolist()
     return tuple(ClassScore(k, score.name_of(k), float(logits[k]), chances[k]) for k in best)
 
 
 def _versions() -> dict[str, str]:
     return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def _names(given: Any) -> tuple[str, ...] | None:
+    """Class names by index, of a sequence or of a dict from index to name."""
+    if isinstance(given, Mapping):
+        given = [given[key] for key in sorted(given, key=int)]
+    return None if given is None else tuple(map(str, given))
 
 
 def _preprocessing(given: Any) -> Preprocessing | None:

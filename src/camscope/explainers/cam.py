@@ -112,7 +112,7 @@ class CAM(Explainer):
         checked_finite(f"the activation of layer {layer!r}", activation, self.on_nonfinite)
         if self.reshape is not None:
             shape = self.reshape(activation).shape
-            if len(shape) < 3 or shape[0] != len(x):
+            if len(shape) != x.ndim or shape[0] != len(x):
                 raise LayerError(
                     f"reshape= made {tuple(shape)} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}"
                 )
@@ -128,7 +128,8 @@ class CAM(Explainer):
 
         Among tokens it is the last one that any class reads; what a callable target reads is looked up each time.
         """
-        card, model = card_of(self.model), score.model
+        model = score.model
+        card = card_of(model)
         if card and card.layer:
             return card.layer
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))

@@ -1,5 +1,6 @@
 """One explanation of several layers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -23,17 +24,29 @@ def fuse(explanations: Sequence[Explanation], how: Literal["max", "mean"] = "max
         raise InputError(f"how={how!r}: expected 'max' or 'mean'")
     first = explanations[0]
     for one in explanations[1:]:
-        for fact in ("name", "method", "target", "label", "input_size", "model"):
-            if getattr(one, fact) != getattr(first, fact):
-                raise InputError(f"cannot fuse: {fact} is {getattr(first, fact)!r} and {getattr(one, fact)!r}")
+        _expect_same_question(first, one)
     finest = max((one.grid for one in explanations), key=np.prod)
     maps = np.stack([_on_grid(one, finest) for one in explanations])
     heat = maps.max(0) if how == "max" else maps.mean(0)
-    used = [one.status for one in explanations if one.status != OK]
-    status = used[0] if len(used) == len(explanations) else OK
-    notes = tuple(f"{one.layer}: {MEANING[one.status]}" for one in explanations if one.status != OK)
+    flagged = [one for one in explanations if one.status != OK]
+    status = flagged[0].status if len(flagged) == len(explanations) else OK
+    notes = [f"{one.layer}: {MEANING[one.status]}" for one in flagged]
+    notes = [*first.notes, "fused: each layer's map was divided by its maximum", *notes]
     layers = " + ".join(str(one.layer) for one in explanations)
-    return replace(first, heat=heat, layer=layers, layout=None, status=status, notes=first.notes + notes)
+    settings = {**first.parameters, "layer": layers, "how": how}
+    return replace(first, heat=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings)
+
+
+def _expect_same_question(first: Explanation, other: Explanation) -> None:
+    for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
+        if getattr(other, fact) != getattr(first, fact):
+            raise InputError(f"cannot fuse: {fact} is {getattr(first, fact)!r} and {getattr(other, fact)!r}")
+    if not math.isclose(other.score, first.score, rel_tol=1e-3, abs_tol=1e-6):
+        raise InputError(f"cannot fuse: the score is {first.score:.6g} and {other.score:.6g}: not the same input")
+    for picture in ("image", "seen"):
+        one, another = getattr(first, picture), getattr(other, picture)
+        if one is not None and another is not None and not np.array_equal(one, another):
+            raise InputError("cannot fuse: the explanations are of different images")
 
 
 def _on_grid(explanation: Explanation, grid: tuple[int, ...]) -> Floats:
@@ -41,5 +54,4 @@ def _on_grid(explanation: Explanation, grid: tuple[int, ...]) -> Floats:
     heat = explanation.heat
     peak = heat.max()
     scaled = np.maximum(heat, 0) / peak if peak > 0 else np.zeros_like(heat)
-
     return Placement.identity(grid).project(scaled)[0]

@@ -61,7 +61,7 @@ def _single(x: Tensor, rank: int) -> Tensor:
         return x[0]
     if x.ndim != rank + 1:
         raise InputError(
-            f"the tensor is {tuple(x.shape)}; expected one input (C,{'DHW'[-rank:]}) or (1,C,...), not a batch"
+            f"the tensor is {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-rank:])}) or (1,C,...), not a batch"
         )
     return x
 

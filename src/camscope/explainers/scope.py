@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
-from camscope.hooks.base import evaluating, unwrap
+from camscope.hooks.base import autocast_uncached, evaluating, unwrap
 
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
@@ -59,6 +59,7 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
     with ExitStack() as scope:
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
+        scope.enter_context(autocast_uncached())
         if mode == "eval":
             scope.enter_context(evaluating(known.model))
         if known.compiled:

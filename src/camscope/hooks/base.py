@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -69,6 +70,10 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     ('1', ReLU())
     """
     inner = unwrap(model)
+    if not isinstance(layer, str | nn.Module):
+        raise LayerError(
+            f"the layer is {layer!r:.60}; expected one name or module (for several, explain each and fuse the results)"
+        )
     if isinstance(layer, nn.Module):
         wanted = unwrap(layer)
         for name, module in inner.named_modules():
@@ -84,7 +89,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
     """Layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
-    wanted = [layers] if isinstance(layers, str | nn.Module) else list(layers)
+    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
     if len(wanted) == 1 and not (isinstance(wanted[0], str) and GLOB & set(wanted[0])):
         return dict([find_layer(model, wanted[0])])
     modules = dict(unwrap(model).named_modules())
@@ -98,6 +103,17 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
 def _order(modules: dict[str, nn.Module]) -> Callable[[str], int]:
     places = {name: place for place, name in enumerate(modules)}
     return lambda name: places.get(name, len(places))
+
+
+@contextmanager
+def autocast_uncached() -> Iterator[None]:
+    """No cache of autocast weights for a while: casts made without gradients would spoil a training step that follows."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
 
 
 _modes_lock = threading.Lock()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import Hooks, find_layers, here_only, on_gradient, unwrap
+from camscope.hooks.base import Hooks, autocast_uncached, find_layers, here_only, on_gradient, unwrap
 from camscope.hooks.checkpoint import plain_checkpoints, recomputing
 from camscope.structure import replaced, the_tensor
 
@@ -57,6 +57,7 @@ class Tap(Hooks):
         try:
             self.enter_context(torch.inference_mode(False))
             self.enter_context(torch.no_grad())
+            self.enter_context(autocast_uncached())
             self.enter_context(plain_checkpoints())
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):

@@ -1,7 +1,7 @@
 """Any callable from a PIL image to a tensor, with its placement measured by sending known pictures through it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,24 @@ class Probed:
                 return None
             if drawn():
                 return None
-        return _solved(planes, size)
+            place = _solved(planes, size)
+            return place if place and self._stays(place, planes[0], planes[1]) else None
+
+    def _stays(self, place: Placement, black: NDArray[np.float64], white: NDArray[np.float64]) -> bool:
+        """Whether the placement holds for pictures with something in their middle: a crop may follow the content."""
+        contrast, size = white - black, np.array(place.image_size)
+        seen = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
+        where = abs(place.to_image(np.argwhere(seen) + 0.5) / size - 0.5).max(1)
+        clear = abs(where - 0.25) > 0.04  # not on the edge of the square in the middle
+        for ground, middle in (("black", "white"), ("white", "black")):
+            plane = self._plane(_framed(place.image_size, ground, middle))
+            if plane.shape != black.shape:
+                return False
+            answer = ((plane - black) * contrast).sum(0)[seen] / (contrast**2).sum(0)[seen]
+            expected = (where < 0.25) == (middle == "white")
+            if clear.any() and abs(answer - expected)[clear].mean() > 0.1:
+                return False
+        return True
 
     def _plane(self, image: "Image") -> NDArray[np.float64]:
         return self._run(image).cpu().double().numpy()
@@ -98,6 +115,15 @@ def _pictures(size: tuple[int, int]) -> Iterator["Image"]:
         yield ramp
         yield ImageOps.invert(ramp)
     yield Image.fromarray(_ramp(size, RAMPS[0])).convert("RGB")
+
+
+def _framed(size: Sequence[int], ground: str, middle: str) -> "Image":
+    from PIL import Image
+
+    height, width = size
+    picture = Image.new("RGB", (width, height), ground)
+    picture.paste(middle, (round(width / 4), round(height / 4), round(3 * width / 4), round(3 * height / 4)))
+    return picture
 
 
 def _ramp(size: tuple[int, int], lean: NDArray[np.float64]) -> Pixels:
