@@ -48,7 +48,7 @@ class ClassScore:
 class Explanation:
     """Where a model looked for one answer on one image.
 
-    `heat` (h,w): the raw, signed map at the layer's resolution, in score units. `target`: class index (None for a
+    `heat` (h,w): the raw map at the layer's resolution, unscaled, signed where the method is. `target`: class index (None for a
     callable question), `label` its words, `score` its value, `probability` its softmax, `top` the leading classes.
     `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
     `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.

@@ -1,4 +1,4 @@
-"""`camscope layers`: the layers of a model, and which of them can be explained."""
+"""`camscope layers`: the layers of a model, and which of them have a grid to explain."""
 
 import re
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +27,7 @@ def run(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="The layers inside the layers too.")] = False,
 ) -> None:
-    """List a model's layers, with those that can be explained marked."""
+    """List a model's layers, with those marked that have a grid of cells to explain."""
     from camscope.hooks import inspect
 
     net = base.loaded(model, weights)
@@ -38,9 +38,7 @@ def run(
     kept = {row.name for row in seen if every or row.name.count(".") < DEPTH or row.name == default}
     console = base.out()
     console.print(_table(seen, kept, candidates, default))
-    console.print(
-        base.styled(("●", "green"), (" can be explained   ", "dim"), ("★", "bold green"), (" default", "dim"))
-    )
+    console.print(base.styled(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim")))
     if len(kept) < len(seen):
         console.print(f"{len(seen) - len(kept)} more inside these: --all", style="dim")
     for text in remarks:

@@ -107,7 +107,7 @@ class Explainer(ABC):
 
     @abstractmethod
     def heat(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> raw map (N,*s), in score units."""
+        """(N,C,*S) -> raw map (N,*s): as the method's formula has it, scaled by nothing."""
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """Maps of several scores of one input; a family that can share passes between them does it here."""
