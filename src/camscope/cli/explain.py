@@ -49,7 +49,7 @@ def run(
     colormap: Annotated[
         str, typer.Option(metavar="NAME", help="inferno, magma, plasma, viridis, cividis, diverging, turbo, jet.")
     ] = "inferno",
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="Opacity of the strongest value.")] = 0.7,
+    alpha: Annotated[float, typer.Option(min=0, max=1, help="Opacity of the strongest value.")] = 0.85,
     contour: Annotated[
         str | None, typer.Option(metavar="A,B", help="Outlines at these levels (0..1) instead of colour.")
     ] = None,

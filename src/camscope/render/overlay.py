@@ -25,7 +25,7 @@ def overlay(
     image: Picture,
     values: Values,
     *,
-    alpha: float = 0.7,
+    alpha: float = 0.85,
     colormap: str = "inferno",
     alpha_by_value: bool = True,
     covered: NDArray[np.bool_] | None = None,
@@ -75,7 +75,7 @@ def _presence(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]
     for there weak values are white, and would lie on the photograph like fog.
     """
     strength = np.minimum(np.abs(np.clip(values, lower_bound(colormap), None)), 1)
-    return strength if colormap == DIVERGING else 1 - (1 - strength) ** 3
+    return strength if colormap == DIVERGING else 1 - (1 - strength) ** 2
 
 
 def _blend(image: Picture, colours: Picture, opacity: NDArray[np.float64]) -> Picture:
