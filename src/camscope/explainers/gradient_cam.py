@@ -20,7 +20,7 @@ class GradCAM(CAM):
 
 @register
 class HiResCAM(CAM):
-    """Each cell weighs its own gradient: Σ_k g_k A_k, signed (Draelos & Carin 2020, eq. 4)."""
+    """Each cell weighs its own gradient: Σ_k g_k A_k, signed (Draelos & Carin 2020)."""
 
     name, paper = "hirescam", "arXiv:2011.08891"
     relu = False
