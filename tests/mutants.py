@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from camscope import explanation
-from camscope.explainers import CAM, METHODS, GradCAM, GradCAMPlusPlus, HiResCAM
-from camscope.explainers import cam as cam_module
+from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM
+from camscope.explainers.cam import WeightedChannels
+from camscope.explainers.passes import Pass
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base
 from camscope.layers import Layout
@@ -164,7 +165,14 @@ def a_faint_float16_gradient_has_its_size() -> None:
 
 
 MUTANTS = [
-    Mutant("no relu", CAM, "_map", "cells.relu() if self.relu else cells", "cells", negative_evidence_is_cut_off),
+    Mutant(
+        "no relu",
+        WeightedChannels,
+        "combine",
+        "cells.relu() if self.relu else cells",
+        "cells",
+        negative_evidence_is_cut_off,
+    ),
     Mutant(
         "no denominator",
         GradCAMPlusPlus,
@@ -218,13 +226,15 @@ MUTANTS = [
         "top[0] if one is None",
         none_is_each_items_own_class,
     ),
-    Mutant("graph freed early", CAM, "maps", "i == last", "True", several_classes_share_one_graph),
+    Mutant(
+        "graph freed early", Pass, "_gradients", "not last or self._curved", "False", several_classes_share_one_graph
+    ),
     Mutant(
         "scale left in",
-        cam_module,
-        "_gradient",
-        "retain_graph=True)) / boost",
-        "retain_graph=True))",
+        Pass,
+        "_gradients",
+        "(_reached(tap, name)) / boost",
+        "(_reached(tap, name))",
         a_faint_float16_gradient_has_its_size,
     ),
 ]

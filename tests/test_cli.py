@@ -267,7 +267,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--alpha", "2"], "--alpha"),
         (["--contour", "0.5,x"], "expected levels"),
         (["--device", "nowhere"], "--device"),
-        (["--set", "speed=3"], "known: output, call"),
+        (["--set", "speed=3"], "known: mode, on_nonfinite"),
         (["--set", "call=last"], "expected int or none"),
         (["--set", "call"], "not name=value"),
         (["--format", "gif"], "expected some of png"),

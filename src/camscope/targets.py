@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, TargetError
-from camscope.structure import leaves
+from camscope.structure import leaves, mapped
 
 Question = int | str | Tensor | Sequence[int | str | None] | Callable[[Any], Tensor] | None
 
@@ -47,14 +47,19 @@ class Score:
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """(N,): run the model on x (N,C,*S) and read the score off its output."""
-        return self.read(self.forward(x), len(x))
+    def __call__(self, x: Tensor, owners: Tensor | None = None) -> Tensor:
+        """(N,): run the model on x (N,C,*S) and read the score off its output.
 
-    def forward(self, x: Tensor) -> Any:
+        `owners` (R,): x holds R versions of the samples first asked about, row i one of sample owners[i]: each is asked
+        its own sample's question, and what else the model takes for each sample goes with it.
+        """
+        return self.read(self.forward(x, owners), len(x), owners)
+
+    def forward(self, x: Tensor, owners: Tensor | None = None) -> Any:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
         version = x._version
-        output = self.model(x, *self._args, **self._kwargs)
+        args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
+        output = self.model(x, *args, **kwargs)
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
@@ -69,14 +74,23 @@ class Score:
         logits = class_scores(self.forward(x))
         return logits @ torch.arange(1, logits.shape[1] + 1, dtype=logits.dtype, device=logits.device).cos()
 
-    def read(self, output: object, samples: int) -> Tensor:
-        """(N,): the score in an output of the model for so many samples."""
-        values = self._read(output, samples)
+    def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
+        """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
+        values = self._read(output, samples, owners)
         if self.values is None:
             self.values = values.detach()
         return values
 
-    def _read(self, output: object, samples: int) -> Tensor:
+    def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
+        """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
+        samples = 0 if self.values is None else len(self.values)
+
+        def of_its_owner(value: Tensor) -> Tensor:
+            return value[owners.to(value.device)] if value.ndim > 0 and len(value) == samples else value
+
+        return mapped(self._args, of_its_owner), mapped(self._kwargs, of_its_owner)
+
+    def _read(self, output: object, samples: int, owners: Tensor | None) -> Tensor:
         if callable(self.target):
             return _one_each(_checked_scores(self.target(output), self.target), samples)
         logits = _one_each(class_scores(output), samples)
@@ -84,9 +98,10 @@ class Score:
             self.classes = self._fixed(logits.detach())
             self.logits = logits.detach()
             _warn_of_probabilities(self.logits)
-        if len(self.classes) != len(logits):
-            raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(self.classes)}")
-        return logits.gather(1, self.classes[:, None])[:, 0]
+        classes = self.classes if owners is None else self.classes[owners]
+        if len(classes) != len(logits):
+            raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(classes)}")
+        return logits.gather(1, classes[:, None])[:, 0]
 
     def class_of(self, sample: int) -> int | None:
         """Class index explained in one sample; None for a callable target or before the first call."""

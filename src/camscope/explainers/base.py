@@ -1,14 +1,15 @@
 """Explainer: the template that every method fills in, and METHODS, the registry of them all."""
 
+import difflib
 import math
 import os
 import platform
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from inspect import isabstract, signature
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import numpy as np
 import torch
@@ -20,12 +21,16 @@ from camscope.explainers.inputs import Item, Preprocessing, read_item
 from camscope.explainers.scope import (
     Mode,
     OnNonFinite,
+    Precision,
     Survey,
     calm,
     checked_finite,
     checked_input,
     expect_differentiable,
+    expect_one_of,
     home,
+    precisely,
+    prepared,
     survey,
     usable,
 )
@@ -37,14 +42,19 @@ from camscope.targets import Question, Score
 from camscope.version import __version__
 
 METHODS: dict[str, type["Explainer"]] = {}
-COMMON = ("model", "preprocess", "categories", "on_nonfinite")
+COMMON = ("model", "preprocess", "categories", "on_nonfinite")  # of no weight for the map
 TOP = 5
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 def register(cls: ExplainerClass) -> ExplainerClass:
-    """Put a method into METHODS under its `name`: the CLI, the docs and the axiom tests find it there."""
+    """Put a method into METHODS under its `name`: the CLI, the docs and the axiom tests find it there.
+
+    A setting of a method is an annotated attribute with its default, `samples: int = 25`; its constructor takes it.
+    """
+    dataclass(kw_only=True, eq=False, repr=False)(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
     if missing or isabstract(cls):
         raise TypeError(f"{cls.__name__} cannot be registered: {', '.join(missing) or 'an abstract method'} is missing")
@@ -73,37 +83,38 @@ class _Run:
     maps: list[Maps]
 
 
+@dataclass(eq=False, repr=False)
 class Explainer(ABC):
     """Where a model looked. A method writes `heat`; everything else is here, once.
 
     `preprocess`: how an image becomes the model's input (default: that of a model camscope loaded). `categories`: class
     names by index. `mode`: "eval", or "as_is" for a model that is explained in train mode. `on_nonfinite`: "raise", or
-    "warn" to go on with NaN or infinity.
+    "warn" to go on with NaN or infinity. `precision`: "bf16" runs the model in bfloat16 with the channels last in
+    memory, about twice as fast and about as exact as its three digits; default: the model's own.
     """
+
+    model: nn.Module
+    _: KW_ONLY
+    preprocess: Any = None
+    categories: Sequence[str] | None = None
+    mode: Mode = "eval"
+    on_nonfinite: OnNonFinite = "raise"
+    precision: Precision | None = None
 
     name: ClassVar[str]
     paper: ClassVar[str]
     forwards: ClassVar[str] = "1"
     backwards: ClassVar[str] = "0"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        preprocess: Any = None,
-        categories: Sequence[str] | None = None,
-        mode: Mode = "eval",
-        on_nonfinite: OnNonFinite = "raise",
-    ) -> None:
-        if mode not in ("eval", "as_is") or on_nonfinite not in ("raise", "warn"):
-            raise InputError(
-                f"mode={mode!r}, on_nonfinite={on_nonfinite!r}: expected 'eval' | 'as_is' and 'raise' | 'warn'"
-            )
-        survey(model)
-        self.model, self.mode, self.on_nonfinite = model, mode, on_nonfinite
-        card = card_of(unwrap(model))
-        self.preprocess = _preprocessing(preprocess if preprocess is not None else card.preprocess if card else None)
-        self.categories = _names(categories if categories is not None else card.categories if card else None)
+    def __post_init__(self) -> None:
+        expect_one_of("mode", self.mode, "eval", "as_is")
+        expect_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
+        expect_one_of("precision", self.precision, None, "bf16")
+        survey(self.model)
+        card = card_of(unwrap(self.model))
+        known = card.preprocess if self.preprocess is None and card else self.preprocess
+        self.preprocess = _preprocessing(known)
+        self.categories = _names(card.categories if self.categories is None and card else self.categories)
 
     @abstractmethod
     def heat(self, x: Tensor, score: Score) -> Tensor:
@@ -113,28 +124,56 @@ class Explainer(ABC):
         """Maps of several scores of one input; a family that can share passes between them does it here."""
         return [Maps(self.heat(x, score)) for score in scores]
 
+    @property
+    def company(self) -> Hashable:
+        """Methods of one company can share passes: `maps_of` makes the maps of them all."""
+        return id(self)
+
+    @staticmethod
+    def maps_of(tools: "Sequence[Explainer]", x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
+        """[method][score] of one company; a family that can share passes between methods does it here."""
+        return [tool.maps(x, scores) for tool in tools]
+
     @final
     def attribute(self, inputs: Tensor, target: Question = None, *args: Any, **kwargs: Any) -> Tensor:
         """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest goes to the model after `inputs`."""
-        return self._run(inputs, [target], args, kwargs).maps[0].heat
+        return _run([self], inputs, [target], args, kwargs)[0].maps[0].heat
 
     @final
     def explain(self, image: Any, target: Question = None) -> Explanation:
         """One image (path, PIL image, uint8 array (H,W,3), or float tensor (C,H,W): the model's input) -> Explanation."""
-        return self.explain_classes(image, [target])[0]
+        return explain_each([self], image, [target])[0][0]
 
     @final
     def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it."""
         if isinstance(targets, str | int) or callable(targets):
             raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
-        questions = list(targets)
-        if not questions:
-            raise TargetError("no targets: pass a list of questions, e.g. [281, 285] or [None]")
-        item = self._read(image)
-        run = self._run(item.x[None], questions)
-        digits = digest(run.known.model)
-        return [self._explanation(0, item, run, which, digits) for which in range(len(questions))]
+        return explain_each([self], image, list(targets))[0]
+
+    @final
+    def explain_methods(
+        self, image: Any, methods: "Sequence[str | type[Explainer] | Explainer]", target: Question = None
+    ) -> list[Explanation]:
+        """One question about one image, answered by several methods with this one's settings, from as few passes as possible.
+
+        `methods`: names, classes, or explainers of the same model. Those that look at layers share one forward and one
+        backward pass.
+        """
+        if isinstance(methods, str):
+            raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
+        tools = [one if isinstance(one, Explainer) else self.sibling(one) for one in methods]
+        return [row[0] for row in explain_each(tools, image, [target])]
+
+    @final
+    def sibling(self, method: "str | type[Explainer]") -> "Explainer":
+        """Another method for the same model, with the same settings where it has them."""
+        kind = method if isinstance(method, type) else METHODS.get(method)
+        if kind is None:
+            near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
+            raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
+        own = signature(type(self)).parameters
+        return kind(**{name: getattr(self, name) for name in signature(kind).parameters if name in own})
 
     @final
     def explain_batch(self, images: Sequence[Any], targets: Question = None) -> list[Explanation]:
@@ -152,7 +191,7 @@ class Explainer(ABC):
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
             question = plain if each is None else [each[i] for i in rows]
-            run = self._run(torch.stack([items[i].x for i in rows]), [question])
+            run = _run([self], torch.stack([items[i].x for i in rows]), [question])[0]
             digits = digest(run.known.model)
             results.update({i: self._explanation(n, items[i], run, 0, digits) for n, i in enumerate(rows)})
         return [results[i] for i in range(len(items))]
@@ -171,27 +210,6 @@ class Explainer(ABC):
     def _read(self, image: Any) -> Item:
         model = unwrap(self.model)
         return read_item(image, self.preprocess, model, home(model))
-
-    def _run(
-        self,
-        x: Tensor,
-        targets: Sequence[Question],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> "_Run":
-        known = survey(self.model)
-        if self.backwards != "0":
-            expect_differentiable(known)
-        with calm(known, self.mode):
-            x = checked_input(x, known)
-            args, kwargs = mapped(args, usable), mapped(dict(kwargs or {}), usable)
-            scores = [Score(known.model, t, categories=self.categories, args=args, kwargs=kwargs) for t in targets]
-            maps = self.maps(x, scores)
-        for one in maps:
-            checked_finite(f"the map of {self.name}", one.heat, self.on_nonfinite)
-            for status in sorted({status for status in statuses(one) if status != OK}):
-                warnings.warn(f"{self.name}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
-        return _Run(known, scores, maps)
 
     def _explanation(self, i: int, item: Item, run: "_Run", which: int, digits: str) -> Explanation:
         score, maps = run.scores[which], run.maps[which]
@@ -230,6 +248,53 @@ class Explainer(ABC):
         if item.placement is None:
             notes.append("the preprocessing has no known geometry: the map is drawn on the model's input")
         return tuple(notes)
+
+
+def explain_each(tools: Sequence[Explainer], image: Any, targets: Sequence[Question]) -> list[list[Explanation]]:
+    """[method][target]: what several methods say of one image of one model, from as few passes as possible."""
+    if not tools or not targets:
+        raise TargetError("no targets, or no methods: pass one at least of each, e.g. targets [281, 285] or [None]")
+    first = tools[0]
+    for tool in tools[1:]:
+        if unwrap(tool.model) is not unwrap(first.model):
+            raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
+    item = first._read(image)
+    runs = _run(tools, item.x[None], targets)
+    digits = digest(runs[0].known.model)
+    return [
+        [tool._explanation(0, item, run, which, digits) for which in range(len(targets))]
+        for tool, run in zip(tools, runs, strict=True)
+    ]
+
+
+def _run(
+    tools: Sequence[Explainer],
+    x: Tensor,
+    targets: Sequence[Question],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[_Run]:
+    known = survey(tools[0].model)
+    if any(tool.backwards != "0" for tool in tools):
+        expect_differentiable(known)
+    companies: dict[Hashable, list[int]] = {}
+    for t, tool in enumerate(tools):
+        companies.setdefault((tool.mode, tool.company), []).append(t)
+    runs: dict[int, _Run] = {}
+    for numbers in companies.values():
+        first, company = tools[numbers[0]], [tools[t] for t in numbers]
+        with calm(known, first.mode), precisely(first.precision, known):
+            inputs = prepared(checked_input(x, known), first.precision)
+            extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
+            scores = [Score(known.model, t, categories=first.categories, args=extra, kwargs=named) for t in targets]
+            made = first.maps_of(company, inputs, scores)
+        runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
+    for t, tool in enumerate(tools):
+        for one in runs[t].maps:
+            checked_finite(f"the map of {tool.name}", one.heat, tool.on_nonfinite)
+            for status in sorted({status for status in statuses(one) if status != OK}):
+                warnings.warn(f"{tool.name}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
+    return [runs[t] for t in range(len(tools))]
 
 
 def statuses(maps: Maps) -> list[str]:

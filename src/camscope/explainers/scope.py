@@ -16,6 +16,7 @@ from camscope.hooks.base import autocast_uncached, evaluating, unwrap
 
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
+Precision = Literal["bf16"]
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
@@ -65,6 +66,30 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
         if known.compiled:
             scope.enter_context(_eager())
         yield
+
+
+@contextmanager
+def precisely(precision: Precision | None, known: Survey) -> Iterator[None]:
+    """Autocast to bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted."""
+    kinds = {device.type for device in known.devices} or {"cpu"}
+    with ExitStack() as scope:
+        for kind in kinds if precision == "bf16" else ():
+            scope.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=False))
+        yield
+
+
+def prepared(x: Tensor, precision: Precision | None) -> Tensor:
+    """The input with its channels last in memory under `"bf16"`, where there is such an order; else as it is."""
+    orders = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if precision != "bf16" or x.ndim not in orders:
+        return x
+    return x.contiguous(memory_format=orders[x.ndim])
+
+
+def expect_one_of(setting: str, value: object, *words: object) -> None:
+    """An InputError unless the value of a setting is one of these."""
+    if value not in words:
+        raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
 
 
 def checked_input(x: Tensor, known: Survey) -> Tensor:

@@ -36,7 +36,8 @@ class Tap(Hooks):
     Inside the `with` the graph starts at the layer: the pass runs without gradients until the layer's output, a new
     leaf, switches them on. The model goes on with a clone, so an in-place operation cannot rewrite what is kept.
     `layers`: names, glob patterns or modules; `output`: key of the tensor in a layer that returns several;
-    `call`: which call of a layer that runs several times (default: the last one the score depends on).
+    `call`: which call of a layer that runs several times (default: the last one the score depends on). `gradients`:
+    False keeps the outputs only, and builds no graph.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class Tap(Hooks):
         *,
         output: str | int | None = None,
         call: int | None = None,
+        gradients: bool = True,
     ) -> None:
         super().__init__()
         self._modules = find_layers(unwrap(model), layers)
-        self._output, self._call = output, call
+        self._output, self._call, self._gradients = output, call, gradients
         self.calls: dict[str, list[Call]] = {name: [] for name in self._modules}
 
     def __enter__(self) -> Self:
@@ -74,6 +76,9 @@ class Tap(Hooks):
         Nothing in the result tells whether a part of its graph is missing, so it is done again in any such case.
         """
         result = forward()
+        if not self._gradients:
+            self._expect_calls()
+            return result
         if not torch.is_grad_enabled():
             self._expect_calls()
             for calls in self.calls.values():
@@ -132,6 +137,9 @@ class Tap(Hooks):
 
     def _keep(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
         path, tensor = the_tensor(name, output, self._output)
+        if not self._gradients:
+            self.calls[name].append(Call(tensor.detach().clone()))
+            return None
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         kept = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
         if not recomputing():

@@ -1,0 +1,68 @@
+"""How many altered copies of an input fit into one pass."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from camscope.hooks.base import Hooks, here_only
+from camscope.structure import leaves
+
+BUDGET = 2**28  # bytes, where a device does not say what it has
+LIVE = 4  # tensors as large as the widest one that live at a time: input, output, a residual, a kernel's own
+
+
+@dataclass
+class Widths:
+    """Bytes of the widest tensor that any module handed on in a pass: in the whole model, and from one layer on."""
+
+    whole: int = 1
+    rest: int = 1
+
+
+@contextmanager
+def measured(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[str, Widths]]:
+    """Widths by layer, of the pass inside the `with`."""
+    widths = {name: Widths() for name in layers}
+    names = {id(module): name for name, module in layers.items()}
+    begun: set[str] = set()
+
+    def note(module: nn.Module, args: object, output: object) -> None:
+        begun.update(filter(None, [names.get(id(module))]))
+        size = max((leaf.nbytes for _, leaf in leaves(output)), default=0)
+        for name, width in widths.items():
+            width.whole = max(width.whole, size)
+            width.rest = max(width.rest, size) if name in begun else width.rest
+
+    with Hooks() as hooks:
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.hold(module.register_forward_hook(here_only(note)))
+        yield widths
+
+
+def copies_within_memory(width: int, device: torch.device) -> int:
+    """Copies of one sample whose widest tensor has so many bytes that a pass may hold."""
+    budget = BUDGET
+    if device.type == "cuda":
+        budget = max(BUDGET, torch.cuda.mem_get_info(device)[0] // 4)
+    return max(1, budget // (LIVE * width))
+
+
+def in_chunks(count: int, size: int, run: Callable[[slice], Tensor]) -> Tensor:
+    """(count,): run(slice) of one piece after the other; where memory ends, pieces are halved and tried again."""
+    done: list[Tensor] = []
+    start, size = 0, max(1, size)
+    while start < count:
+        try:
+            done.append(run(slice(start, min(start + size, count))))
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            torch.cuda.empty_cache()
+            size //= 2
+            continue
+        start += size
+    return torch.cat(done) if done else torch.empty(0)

@@ -1,0 +1,114 @@
+"""LayerExplainer: what every method shares that looks at one layer."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from camscope.cards import card_of
+from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.features import Features
+from camscope.explainers.passes import Pass
+from camscope.hooks.base import find_layer, unwrap
+from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
+from camscope.targets import Score
+
+
+@dataclass(eq=False, repr=False)
+class LayerExplainer(Explainer):
+    """A map made of one layer's channels. A method writes `combine`.
+
+    `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output`: key of the
+    tensor in a layer that returns several; `call`: which call of a layer that runs several times (default: the last one
+    that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, where the layer's shape is
+    ambiguous; `reshape`: a callable output -> (N,K,*s) instead.
+
+    Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
+    while it combines.
+    """
+
+    layer: str | nn.Module | None = None
+    _: KW_ONLY
+    output: str | int | None = None
+    call: int | None = None
+    layout: str | Layout | None = None
+    reshape: Callable[[Tensor], Tensor] | None = None
+
+    needs_gradient: ClassVar[bool] = False
+    second_order: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
+        self._chosen: dict[tuple[object, ...], SpatialLayer] = {}
+
+    @abstractmethod
+    def combine(self, features: Features) -> Tensor:
+        """(N,K,*s) and what else `features` offer -> (N,*s): the map, as the method's formula has it."""
+
+    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+        """(N,): the number whose gradient is taken: the score, unless a method asks another question."""
+        return score.read(output, samples)
+
+    @property
+    def question(self) -> Hashable:
+        """Methods whose `values` are the same share a backward pass."""
+        return "score" if type(self).values is LayerExplainer.values else id(self)
+
+    def heat(self, x: Tensor, score: Score) -> Tensor:
+        """(N,C,*S) -> (N,*s): see `maps_of`."""
+        return self.maps(x, [score])[0].heat
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The maps of several scores from one forward pass, one backward pass each."""
+        return LayerExplainer.maps_of([self], x, scores)[0]
+
+    @property
+    def company(self) -> Hashable:
+        """Methods share a pass, whatever their layers."""
+        return (LayerExplainer, self.precision, self.output, self.call, self.on_nonfinite)
+
+    @staticmethod
+    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
+        """[method][score]: one forward pass and one backward pass a score, whatever the layers.
+
+        What only combines does so at once, so that one score's gradients are held; the others follow, without hooks.
+        """
+        own = [tool for tool in tools if isinstance(tool, LayerExplainer)]
+        unnamed = next((tool._choose(x, scores[0]) for tool in own if tool.layer is None), None)
+        layers = [str(unnamed if tool.layer is None else tool.layer) for tool in own]
+        made: dict[tuple[int, int], Maps | Features] = {}
+        with Pass(own, layers, x, scores) as shared:
+            for i in range(len(scores)):
+                for t, features in shared.features(i):
+                    made[t, i] = features if own[t].runs_model else own[t]._maps(features)
+        return [
+            [one if isinstance(one := made[t, i], Maps) else tool._maps(one) for i in range(len(scores))]
+            for t, tool in enumerate(own)
+        ]
+
+    def _maps(self, features: Features) -> Maps:
+        zero = None if features.found is None else features.found.flatten(1).abs().amax(1) == 0
+        chosen = () if self.layer is not None else (f"layer {features.layer!r} was chosen",)
+        notes = (*chosen, *features.notes)
+        return Maps(self.combine(features), features.layer, features.layout, zero, notes)
+
+    def _choose(self, x: Tensor, score: Score) -> str:
+        """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
+
+        Among tokens it is the last one that any class reads; what a callable target reads is looked up each time.
+        """
+        model = score.model
+        card = card_of(model)
+        if card and card.layer:
+            return card.layer
+        built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if built in self._chosen and not (callable(score.target) and self._chosen[built].layout.kind == TOKENS):
+            return self._chosen[built].name
+        layer = choose_layer(model, score.overall, x)
+        if layer.layout.kind != TOKENS or not callable(score.target):
+            self._chosen = {**self._chosen, built: layer}
+        return layer.name

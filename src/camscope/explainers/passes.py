@@ -1,0 +1,201 @@
+"""Pass: one forward pass that any number of methods, layers and scores share, one backward pass a score."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from camscope.errors import LayerError
+from camscope.explainers.chunks import Widths, measured
+from camscope.explainers.features import Features
+from camscope.explainers.scope import OnNonFinite, checked_finite
+from camscope.hooks.base import find_layer, find_layers
+from camscope.hooks.rows import zero_rows_skipped
+from camscope.hooks.tap import Call, Tap
+from camscope.layers import Layout, read_layout
+from camscope.targets import Score
+
+HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)
+
+
+class Asker(Protocol):
+    """What a pass must know of a method."""
+
+    output: str | int | None
+    call: int | None
+    layout: str | Layout | None
+    reshape: Callable[[Tensor], Tensor] | None
+    on_nonfinite: OnNonFinite
+    needs_gradient: ClassVar[bool]
+    second_order: ClassVar[bool]
+    runs_model: ClassVar[bool]
+
+    @property
+    def question(self) -> Hashable:
+        """What the methods have in common that share a backward pass."""
+
+    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+        """(N,): the number whose gradient is taken."""
+
+
+class Pass(ExitStack):
+    """The forward pass of x (N,C,*S) runs at the start of the `with`; `features` runs the backward passes."""
+
+    def __init__(self, tools: Sequence[Asker], layers: Sequence[str], x: Tensor, scores: Sequence[Score]) -> None:
+        super().__init__()
+        self._tools, self._layers, self._x, self._scores = tools, layers, x, scores
+        self._graph = any(tool.needs_gradient for tool in tools)
+        self._curved = any(tool.second_order for tool in tools)
+        self._groups = _groups(tools)
+        self._shapes: dict[object, tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]] = {}
+
+    def __enter__(self) -> "Pass":
+        super().__enter__()
+        try:
+            self._run()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def features(self, i: int) -> Iterator[tuple[int, Features]]:
+        """The number of each method, and what it is given for score i."""
+        for g, group in enumerate(self._groups):
+            values = self._values[i][g]
+            last = (i, g) == (len(self._scores) - 1, len(self._groups) - 1)
+            wanted = any(self._tools[t].needs_gradient for t in group)
+            layers = list(dict.fromkeys(self._layers[t] for t in group))
+            gradients = self._gradients(values, layers, last) if wanted else {}
+            for t in group:
+                yield t, self._features_of(t, i, values, gradients.get(self._layers[t]))
+
+    def _run(self) -> None:
+        first, model, scores = self._tools[0], self._scores[0].model, self._scores
+        again = [self._layers[t] for t, tool in enumerate(self._tools) if tool.runs_model]
+        self._widths: dict[str, Widths] = {}
+        tapped = list(dict.fromkeys(self._layers))
+        self._tap = self.enter_context(Tap(model, tapped, output=first.output, call=first.call, gradients=self._graph))
+        if self._curved:  # fused attention has no second derivative
+            self.enter_context(sdpa_kernel(SDPBackend.MATH))
+        elif self._graph:
+            self.enter_context(zero_rows_skipped(model))
+        with ExitStack() as around:
+            if again:
+                self._widths = around.enter_context(measured(model, find_layers(model, again)))
+            output = self._tap.run(lambda: scores[0].forward(self._x))
+        # all questions are checked before any backward
+        self._values = [[self._tools[g[0]].values(s, output, len(self._x)) for g in self._groups] for s in scores]
+        every = [values for row in self._values for values in row]
+        checked_finite("the score", torch.cat(every), first.on_nonfinite)
+
+    def _gradients(self, values: Tensor, layers: Sequence[str], last: bool) -> dict[str, Tensor]:
+        """The gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""
+        tap, keep = self._tap, not last or self._curved
+        half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
+        tap.backward(values.sum(), retain_graph=keep or half)
+        gradients = {name: _full(_reached(tap, name)) for name in layers}
+        for boost in HALF_PRECISION_BOOSTS[1:] if half else ():
+            lost = {name: ~gradient.flatten(1).any(1) for name, gradient in gradients.items()}
+            if not any(bool(rows.any()) for rows in lost.values()):
+                break
+            tap.backward(values.sum() * boost, retain_graph=True)
+            for name, rows in lost.items():
+                boosted = _full(_reached(tap, name)) / boost
+                found = rows & boosted.flatten(1).isfinite().all(1)
+                gradients[name] = torch.where(found.view(-1, *[1] * (boosted.ndim - 1)), boosted, gradients[name])
+        return gradients
+
+    def _features_of(self, t: int, i: int, values: Tensor, gradient: Tensor | None) -> Features:
+        tool, layer = self._tools[t], self._layers[t]
+        call = self._tap.chosen(layer)
+        calls = self._tap.calls[layer]
+        place = next(n for n, one in enumerate(calls) if one is call)
+        activation, layout, to_maps = self._read(tool, layer, call)
+        if gradient is not None:
+            checked_finite(f"the gradient at layer {layer!r}", gradient, tool.on_nonfinite)
+        notes = (f"layer {layer!r} ran {len(calls)} times; call {place} is explained",) if len(calls) > 1 else ()
+        return Features(
+            layer=layer,
+            activation=activation,
+            x=self._x,
+            score=self._scores[i],
+            values=values.detach(),
+            layout=layout,
+            to_maps=to_maps,
+            found=None if gradient is None else to_maps(gradient),
+            again=partial(_again, tool, layer, self._scores[i]),
+            curvature=(lambda: to_maps(_curvature(values, call.activation))) if tool.second_order else _unknown,
+            output=tool.output,
+            call=place,
+            batch_size=getattr(tool, "batch_size", None),
+            widths=self._widths.get(layer, Widths()),
+            notes=notes,
+        )
+
+    def _read(self, tool: Asker, layer: str, call: Call) -> tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]:
+        """A layer's output as (N,K,*s) in at least float32, its layout, and the same way for its gradient."""
+        key = (id(call), str(tool.layout), tool.reshape)
+        if key not in self._shapes:
+            output = call.activation.detach()
+            checked_finite(f"the activation of layer {layer!r}", output, tool.on_nonfinite)
+            layout, to_maps = _layout(tool, layer, output, self._x, self._scores[0])
+            self._shapes[key] = to_maps(_full(output)), layout, to_maps
+        return self._shapes[key]
+
+
+def _layout(
+    tool: Asker, layer: str, output: Tensor, x: Tensor, score: Score
+) -> tuple[Layout | None, Callable[[Tensor], Tensor]]:
+    if tool.reshape is not None:
+        shape = tool.reshape(output).shape
+        if len(shape) != x.ndim or shape[0] != len(x):
+            raise LayerError(f"reshape= made {tuple(shape)} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}")
+        return None, tool.reshape
+    try:
+        layout = read_layout(output.shape, x.shape, find_layer(score.model, layer)[1], tool.layout)
+    except LayerError as error:
+        raise LayerError(f"layer {layer!r}: {error}") from None
+    return layout, layout.to_maps
+
+
+def _again(tool: Asker, layer: str, score: Score, x: Tensor) -> Features:
+    with Pass([tool], [layer], x, [score]) as another:
+        return next(features for _, features in another.features(0))
+
+
+def _unknown() -> Tensor:
+    raise LayerError("the curvature was not kept: the method must say second_order = True")
+
+
+def _groups(tools: Sequence[Asker]) -> list[list[int]]:
+    """Numbers of the methods that take the gradient of the same values."""
+    groups: dict[object, list[int]] = {}
+    for t, tool in enumerate(tools):
+        groups.setdefault(tool.question, []).append(t)
+    return list(groups.values())
+
+
+def _reached(tap: Tap, layer: str) -> Tensor:
+    gradient = tap.chosen(layer).gradient
+    if gradient is None:
+        raise LayerError(f"the score does not depend on layer {layer!r}")
+    return gradient
+
+
+def _curvature(values: Tensor, activation: Tensor) -> Tensor:
+    """The Hessian of the values there, times the activation: two backward passes; zero where the score is linear."""
+    (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
+    if not gradient.requires_grad:
+        return torch.zeros_like(activation)
+    product = (gradient * activation.detach()).sum()
+    (curved,) = torch.autograd.grad(product, activation, retain_graph=True, allow_unused=True)
+    return _full(torch.zeros_like(activation) if curved is None else curved.detach())
+
+
+def _full(values: Tensor) -> Tensor:
+    """At least float32: pooling and sums in half precision lose what they add up."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
