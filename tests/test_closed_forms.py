@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from by_hand import BY_HAND, A, G
 from camscope.errors import InputError
 from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM, fuse
 from camscope.explanation import Explanation
@@ -14,27 +15,10 @@ from nets import CASES, Flat, Pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
-# Two channels of 2 x 2, and the row of a flat linear head: the gradient at the layer is that row.
-A = [[[1.0, 2.0], [0.0, 1.0]], [[2.0, 0.0], [1.0, -1.0]]]
-G = [[[1.0, -1.0], [2.0, 0.0]], [[-2.0, 1.0], [1.0, 4.0]]]
-
-BY_HAND = {
-    # means 2/4 and 4/4: relu(0.5 A1 + 1 A2)
-    "gradcam": [[2.5, 1.0], [1.0, 0.0]],
-    # A1 g1 + A2 g2, cell by cell, signed
-    "hirescam": [[1 - 4, -2.0], [1.0, -4.0]],
-    # sums 4 and 2: alpha relu(g) = 1/(2+4) 1 + 2/(2+8) and 1/(2+2) + 1/(2+2) + 4/(2+8): relu(11/30 A1 + 9/10 A2)
-    "gradcam++": [[11 / 30 + 18 / 10, 22 / 30], [9 / 10, 0.0]],
-    # (1-2+0+0)/4 and (-4+0+1-4)/2: relu(-1/4 A1 - 7/2 A2)
-    "xgradcam": [[0.0, 0.0], [0.0, -1 / 4 + 7 / 2]],
-    # relu of the positive gradients' part: [[1,0],[0,0]] + [[0,0],[1,-4]]
-    "layercam": [[1.0, 0.0], [1.0, 0.0]],
-}
-
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_channels_of_two_by_two_by_hand(method):
-    assert method in BY_HAND, "a new method needs its numbers here"
+    assert method in BY_HAND, "a new method needs its numbers in tests/by_hand"
     model = Flat(nn.MaxPool2d(1), 8, classes=2).double()  # a pooling of 1 x 1 hands its input on
     model.head.weight.data[1] = torch.tensor(G).flatten()
     heat = METHODS[method](model, "features").attribute(torch.tensor([A], dtype=torch.float64), 1)
