@@ -2,7 +2,8 @@
 
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
-from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.cam import CAM, SPACE, WeightedChannels
+from camscope.explainers.features import Features
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from camscope.explainers.layer import LayerExplainer
@@ -14,12 +15,14 @@ __all__ = [
     "SPACE",
     "AblationCAM",
     "Explainer",
+    "Features",
     "GradCAM",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
     "ScoreCAM",
+    "WeightedChannels",
     "XGradCAM",
     "fuse",
     "register",
