@@ -3,8 +3,18 @@
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.classifier_cam import ZhouCAM
 from camscope.explainers.fusion import fuse
-from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from camscope.explainers.gradient_cam import (
+    BagCAM,
+    GradCAM,
+    GradCAMElementWise,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    XGradCAM,
+)
+from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.score_cam import ScoreCAM
 
@@ -13,14 +23,20 @@ __all__ = [
     "METHODS",
     "SPACE",
     "AblationCAM",
+    "BagCAM",
     "Explainer",
+    "FinerCAM",
     "GradCAM",
+    "GradCAMElementWise",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
     "ScoreCAM",
+    "ShapleyCAM",
+    "SmoothGradCAMPlusPlus",
     "XGradCAM",
+    "ZhouCAM",
     "fuse",
     "register",
 ]
