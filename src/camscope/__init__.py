@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
         METHODS,
+        BagCAM,
         Explainer,
+        FinerCAM,
         GradCAM,
+        GradCAMElementWise,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
+        ShapleyCAM,
+        SmoothGradCAMPlusPlus,
         XGradCAM,
+        ZhouCAM,
         fuse,
     )
     from camscope.explanation import Explanation
@@ -34,16 +40,22 @@ if TYPE_CHECKING:
 __all__ = [
     "CAM",
     "METHODS",
+    "BagCAM",
     "Explainer",
     "Explanation",
+    "FinerCAM",
     "GradCAM",
+    "GradCAMElementWise",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "Placement",
     "Preprocess",
+    "ShapleyCAM",
+    "SmoothGradCAMPlusPlus",
     "Tap",
     "XGradCAM",
+    "ZhouCAM",
     "__version__",
     "clip_gradients",
     "edit",
@@ -55,7 +67,10 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": (
+        "CAM METHODS BagCAM Explainer FinerCAM GradCAM GradCAMElementWise "
+        "GradCAMPlusPlus HiResCAM LayerCAM ShapleyCAM SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
+    ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

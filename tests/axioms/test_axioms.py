@@ -8,20 +8,24 @@ import torch
 from torch import nn
 
 from camscope.errors import TargetError
-from camscope.explainers import CAM, METHODS
+from camscope.explainers import CAM, METHODS, LayerExplainer
 from nets import CASES, Plain, plain
+from refusals import CALLABLE, PLAIN, REFUSED, answers
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
-EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
+    ("method", "case"),
+    [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)],
+)
 
 
 def explainer(method, model, layer, **keywords):
     cls = METHODS[method]
-    return cls(model, layer, **keywords) if issubclass(cls, CAM) else cls(model, **keywords)
+    return cls(model, layer, **keywords) if issubclass(cls, LayerExplainer) else cls(model, **keywords)
 
 
 class Exploding(nn.Module):
@@ -42,8 +46,7 @@ def test_facts_are_class_constants(method):
     assert not inspect.isabstract(cls)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_shape_type_and_finite_numbers_of_its_own(method, case):
     model, x = case.make()
     heat = explainer(method, model, case.layer).attribute(x, 1)
@@ -53,8 +56,7 @@ def test_shape_type_and_finite_numbers_of_its_own(method, case):
     assert heat.untyped_storage().nbytes() == heat.nbytes
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_the_same_question_has_the_same_bytes_and_changes_nothing(method, case):
     model, x = case.make()
     model.train()
@@ -69,8 +71,7 @@ def test_the_same_question_has_the_same_bytes_and_changes_nothing(method, case):
     assert torch.equal(tool.attribute(x, 2), first)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_a_failed_call_changes_nothing_and_the_next_one_is_right(method, case):
     model, x = case.make()
     model.train()
@@ -86,8 +87,7 @@ def test_a_failed_call_changes_nothing_and_the_next_one_is_right(method, case):
     assert torch.equal(tool.attribute(x, 1), right)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_frozen_models_and_callers_without_gradients_get_the_same_map(method, case):
     model, x = case.make()
     tool = explainer(method, model, case.layer)
@@ -104,8 +104,7 @@ def test_frozen_models_and_callers_without_gradients_get_the_same_map(method, ca
     torch.testing.assert_close(tool.attribute(x, 1), right, rtol=1e-5, atol=1e-7)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_each_sample_alone_has_its_map_in_the_batch(method, case):
     model, x = case.make(4, torch.float64)
     tool, targets = explainer(method, model, case.layer), [2, None, 0, 1]
@@ -118,8 +117,7 @@ def test_each_sample_alone_has_its_map_in_the_batch(method, case):
     np.testing.assert_allclose(np.stack(together), batch.numpy(), rtol=1e-10, atol=1e-14)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_none_is_each_samples_top_class(method, case):
     model, x = case.make(6)
     with torch.no_grad():
@@ -148,8 +146,7 @@ class Shifted(nn.Module):
         return self.model(x) + 1000.0
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_a_constant_added_to_the_logits_changes_nothing(method, case):
     model, x = case.make(dtype=torch.float64)
     right = explainer(method, model, case.layer).attribute(x, 1)
@@ -166,7 +163,7 @@ class Rewriting(Plain):
         return self.head(self.last(y).sigmoid_().mean((2, 3)))
 
 
-@EVERY_METHOD
+@pytest.mark.parametrize("method", [method for method in METHODS if answers(method, PLAIN)])
 def test_an_operation_in_place_after_the_layer_changes_nothing(method):
     model, x = plain()
     rewriting, _ = plain(Rewriting)
@@ -204,9 +201,11 @@ def test_the_declared_cost_is_the_counted_cost(method):
 
 @EVERY_METHOD
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
-    cls, (model, x) = METHODS[method], CASES["residual"].make()
+    case = CASES["residual" if answers(method, "residual") else "pooled"]
+    cls, (model, x) = METHODS[method], case.make()
     counting, targets = Counting(model), [2, None, 0, lambda output: output[:, 1]]
-    tool = explainer(method, counting, "model.block")
+    targets = targets if answers(method, CALLABLE) else targets[:-1]
+    tool = explainer(method, counting, f"model.{case.layer}")
     together = tool.explain_classes(x[0], targets)
     if issubclass(cls, CAM) and cls.forwards.isdigit():
         assert (counting.forwards, counting.backwards) == (int(cls.forwards), len(targets) * int(cls.backwards))
@@ -214,3 +213,17 @@ def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
         alone = tool.explain(x[0], target)
         assert one.heat.tobytes() == alone.heat.tobytes()
         assert (one.target, one.label, one.score, one.status) == (alone.target, alone.label, alone.score, alone.status)
+
+
+@pytest.mark.parametrize(("method", "where"), REFUSED)
+def test_where_a_method_has_no_map_it_says_why_and_changes_nothing(method, where):
+    error, message = REFUSED[method, where]
+    if where == PLAIN:
+        (model, x), layer = plain(), "middle"
+    else:
+        case = CASES["pooled" if where == CALLABLE else where]
+        (model, x), layer = case.make(), case.layer
+    tool, target = explainer(method, model, layer), (lambda output: output[:, 1]) if where == CALLABLE else 1
+    for call, asked in ((tool.attribute, x), (tool.explain, x[0])):
+        with untouched(model, x), pytest.raises(error, match=message):
+            call(asked, target)

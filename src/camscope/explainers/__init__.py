@@ -3,9 +3,19 @@
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
+from camscope.explainers.classifier_cam import ZhouCAM
 from camscope.explainers.features import Features
 from camscope.explainers.fusion import fuse
-from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from camscope.explainers.gradient_cam import (
+    BagCAM,
+    GradCAM,
+    GradCAMElementWise,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    XGradCAM,
+)
+from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.score_cam import ScoreCAM
 
@@ -14,16 +24,22 @@ __all__ = [
     "METHODS",
     "SPACE",
     "AblationCAM",
+    "BagCAM",
     "Explainer",
     "Features",
+    "FinerCAM",
     "GradCAM",
+    "GradCAMElementWise",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
     "ScoreCAM",
+    "ShapleyCAM",
+    "SmoothGradCAMPlusPlus",
     "WeightedChannels",
     "XGradCAM",
+    "ZhouCAM",
     "fuse",
     "register",
 ]

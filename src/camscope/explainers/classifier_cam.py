@@ -1,0 +1,99 @@
+"""The class activation map as it was first: weighted by the classifier itself, where that is linear."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from camscope.errors import LayerError, ModelError, TargetError
+from camscope.explainers.base import register
+from camscope.explainers.cam import SPACE, WeightedChannels
+from camscope.explainers.features import SAME, Features
+from camscope.hooks.base import find_layer, unwrap
+
+
+@register
+class ZhouCAM(WeightedChannels):
+    """Each channel weighs its entry in the class's row of the linear head: Σ_k w_ck A_k, signed (Zhou et al. 2016).
+
+    Its mean over the cells (its sum, where the head pools by a sum) is the score without its bias. That is measured, not
+    believed: class scores that are not the head of the layer's mean or sum, because a ReLU, a norm, attention, a maximum
+    or a flattening lies between, are a ModelError; Grad-CAM is the generalisation. Scores that are, but for a constant
+    added to them, are told by an empty layer's, which costs two more passes. `head`: name or module of the Linear, or 1x1
+    convolution, that makes the class scores; None: the last one with which they come out right.
+    """
+
+    name, paper = "cam", "arXiv:1512.04150"
+    runs_model: ClassVar[bool] = True
+    relu: ClassVar[bool] = False
+    head: str | nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head is not None:
+            self.head, module = find_layer(unwrap(self.model), self.head)
+            if not _is_linear(module):
+                kind = type(module).__name__
+                raise LayerError(f"head {self.head!r} is a {kind}; expected a Linear or a 1x1 convolution")
+
+    def channel_weights(self, features: Features) -> Tensor:
+        """(N,K,1)"""
+        classes, logits = features.score.classes, features.score.logits
+        if classes is None or logits is None:
+            raise TargetError("cam weighs by a class's row of the head: pass a class, not a callable; or use gradcam")
+        heads = self._heads(features, logits.shape[1])
+        if not heads:
+            what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
+            places = (
+                f"the {features.activation.shape[1]} channels of layer {features.layer!r} to {logits.shape[1]} classes"
+            )
+            raise ModelError(f"cam needs a linear head, and {what} {places}; use gradcam, its generalisation")
+        cells = features.activation.flatten(2)
+        ways = [
+            (rows, bias, pooled) for rows, bias in heads.values() for pooled in (cells.mean(SPACE), cells.sum(SPACE))
+        ]
+        for rows, bias, pooled in ways:
+            if _agree(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
+                return rows[classes][..., None]
+        empty = _empty(features)
+        for rows, _, pooled in ways:
+            terms = pooled * rows[classes]
+            size = features.values.abs() + empty.abs()
+            if _agree(features.values - empty, terms.sum(1), terms.square().sum(1), size):
+                return rows[classes][..., None]
+        raise ModelError(
+            f"the class scores are not {' or '.join(map(repr, heads))} of the mean or sum of layer {features.layer!r}: "
+            f"something that is not linear lies between, or more than this layer is read; choose the layer that is "
+            f"pooled, or use gradcam, the generalisation of cam"
+        )
+
+    def _heads(self, features: Features, classes: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, the last one first."""
+        like = features.activation
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, module in reversed(list(features.score.model.named_modules())):
+            if self.head in (None, name) and _is_linear(module):
+                weight, bias = module.weight.detach().flatten(1).to(like), module.bias
+                if weight.shape == (classes, like.shape[1]):
+                    found[name] = weight, weight.new_zeros(classes) if bias is None else bias.detach().to(like)
+        return found
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it is the same linear map of the channels at every cell."""
+    if isinstance(module, _ConvNd):
+        return not isinstance(module, _ConvTransposeNd) and set(module.kernel_size) == {1} and module.groups == 1
+    return isinstance(module, nn.Linear)
+
+
+def _empty(features: Features) -> Tensor:
+    """(N,): the scores where the layer hands on zeros."""
+    every = torch.arange(len(features.x), device=features.x.device)
+    return features.scores_with(len(every), lambda part: (Tensor.zero_, every[part]))
+
+
+def _agree(found: Tensor, expected: Tensor, squares: Tensor, size: Tensor) -> bool:
+    """Whether values are the same to within rounding: of a sum of terms with these squares, and of these sizes."""
+    allowed = SAME.get(found.dtype, 1e-4) * squares.sqrt() + 8 * torch.finfo(found.dtype).eps * size
+    return bool(((found - expected).abs() <= allowed).all())
