@@ -16,7 +16,11 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        FEM,
+        KPCACAM,
         METHODS,
+        EigenCAM,
+        EigenGradCAM,
         Explainer,
         GradCAM,
         GradCAMPlusPlus,
@@ -33,7 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAM",
+    "FEM",
+    "KPCACAM",
     "METHODS",
+    "EigenCAM",
+    "EigenGradCAM",
     "Explainer",
     "Explanation",
     "GradCAM",
@@ -55,7 +63,9 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": (
+        "CAM FEM KPCACAM METHODS EigenCAM EigenGradCAM Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse"
+    ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

@@ -3,6 +3,7 @@
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from camscope.explainers.layer import LayerExplainer
@@ -10,9 +11,13 @@ from camscope.explainers.score_cam import ScoreCAM
 
 __all__ = [
     "CAM",
+    "FEM",
+    "KPCACAM",
     "METHODS",
     "SPACE",
     "AblationCAM",
+    "EigenCAM",
+    "EigenGradCAM",
     "Explainer",
     "GradCAM",
     "GradCAMPlusPlus",
