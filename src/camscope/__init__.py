@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         FEM,
         KPCACAM,
         METHODS,
+        Concepts,
+        DeepFeatureFactorization,
         EigenCAM,
         EigenGradCAM,
         Explainer,
@@ -40,6 +42,8 @@ __all__ = [
     "FEM",
     "KPCACAM",
     "METHODS",
+    "Concepts",
+    "DeepFeatureFactorization",
     "EigenCAM",
     "EigenGradCAM",
     "Explainer",
@@ -64,7 +68,8 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "CAM FEM KPCACAM METHODS EigenCAM EigenGradCAM Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse"
+        "CAM FEM KPCACAM METHODS Concepts DeepFeatureFactorization EigenCAM EigenGradCAM Explainer "
+        "GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

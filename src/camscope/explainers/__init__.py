@@ -3,7 +3,9 @@
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.concepts import ClassGain, Concepts
 from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from camscope.explainers.deep_features import DeepFeatureFactorization
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from camscope.explainers.layer import LayerExplainer
@@ -16,6 +18,9 @@ __all__ = [
     "METHODS",
     "SPACE",
     "AblationCAM",
+    "ClassGain",
+    "Concepts",
+    "DeepFeatureFactorization",
     "EigenCAM",
     "EigenGradCAM",
     "Explainer",
