@@ -16,8 +16,14 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        FEM,
+        KPCACAM,
         METHODS,
         BagCAM,
+        Concepts,
+        DeepFeatureFactorization,
+        EigenCAM,
+        EigenGradCAM,
         Explainer,
         FinerCAM,
         GradCAM,
@@ -39,8 +45,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAM",
+    "FEM",
+    "KPCACAM",
     "METHODS",
     "BagCAM",
+    "Concepts",
+    "DeepFeatureFactorization",
+    "EigenCAM",
+    "EigenGradCAM",
     "Explainer",
     "Explanation",
     "FinerCAM",
@@ -68,8 +80,9 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "CAM METHODS BagCAM Explainer FinerCAM GradCAM GradCAMElementWise "
-        "GradCAMPlusPlus HiResCAM LayerCAM ShapleyCAM SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
+        "BagCAM CAM Concepts DeepFeatureFactorization EigenCAM EigenGradCAM Explainer FEM FinerCAM "
+        "GradCAM GradCAMElementWise GradCAMPlusPlus HiResCAM KPCACAM LayerCAM METHODS ShapleyCAM "
+        "SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -173,6 +173,21 @@ class Score:
         raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
 
 
+class EveryClass(Score):
+    """All class scores at once, (N,classes), where a `Score` has one number a sample; (N,0) of a model that has none."""
+
+    def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
+        """(N,classes): the class scores in an output of the model for so many rows."""
+        try:
+            logits = class_scores(output)
+        except TargetError:
+            logits = torch.zeros(samples, 0)
+        logits = _one_each(logits, samples)
+        if self.values is None:
+            self.values = self.logits = logits.detach()
+        return logits
+
+
 def class_scores(output: object) -> Tensor:
     """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
     found = output if isinstance(output, Tensor) else _logits_in(output)

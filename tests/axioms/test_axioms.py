@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from camscope.errors import TargetError
-from camscope.explainers import CAM, METHODS, LayerExplainer
+from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
 from refusals import CALLABLE, PLAIN, REFUSED, answers
 from untouched import untouched
@@ -207,7 +207,7 @@ def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
     targets = targets if answers(method, CALLABLE) else targets[:-1]
     tool = explainer(method, counting, f"model.{case.layer}")
     together = tool.explain_classes(x[0], targets)
-    if issubclass(cls, CAM) and cls.forwards.isdigit():
+    if issubclass(cls, LayerExplainer) and cls.forwards.isdigit():
         assert (counting.forwards, counting.backwards) == (int(cls.forwards), len(targets) * int(cls.backwards))
     for one, target in zip(together, targets, strict=True):
         alone = tool.explain(x[0], target)

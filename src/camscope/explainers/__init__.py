@@ -4,6 +4,9 @@ from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.classifier_cam import ZhouCAM
+from camscope.explainers.concepts import ClassGain, Concepts
+from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from camscope.explainers.deep_features import DeepFeatureFactorization
 from camscope.explainers.features import Features
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import (
@@ -21,10 +24,17 @@ from camscope.explainers.score_cam import ScoreCAM
 
 __all__ = [
     "CAM",
+    "FEM",
+    "KPCACAM",
     "METHODS",
     "SPACE",
     "AblationCAM",
     "BagCAM",
+    "ClassGain",
+    "Concepts",
+    "DeepFeatureFactorization",
+    "EigenCAM",
+    "EigenGradCAM",
     "Explainer",
     "Features",
     "FinerCAM",

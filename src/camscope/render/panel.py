@@ -47,6 +47,12 @@ def beside(*pictures: Picture) -> Picture:
     return np.concatenate([_padded(p, right=gap) for p in pictures[:-1]] + [pictures[-1]], axis=1)
 
 
+def levelled(*pictures: Picture) -> list[Picture]:
+    """Pictures (H,W,3) of any heights -> the same, all of the tallest one's height, with paper below."""
+    tall = max(checked_picture(picture).shape[0] for picture in pictures)
+    return [_padded(picture, bottom=tall - picture.shape[0]) for picture in pictures]
+
+
 def captioned(image: Picture, caption: str, *, flag: str | None = None, size: int | None = None) -> Picture:
     """(H,W,3) -> (H+h,W,3): the picture over its caption; a `flag` is a warning that stands out between them.
 
