@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
         METHODS,
+        CentreGaussian,
+        EdgeDetector,
         Explainer,
+        FullGrad,
         GradCAM,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
+        RandomCAM,
+        SimpleFullGrad,
         XGradCAM,
         fuse,
     )
@@ -34,14 +39,19 @@ if TYPE_CHECKING:
 __all__ = [
     "CAM",
     "METHODS",
+    "CentreGaussian",
+    "EdgeDetector",
     "Explainer",
     "Explanation",
+    "FullGrad",
     "GradCAM",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "Placement",
     "Preprocess",
+    "RandomCAM",
+    "SimpleFullGrad",
     "Tap",
     "XGradCAM",
     "__version__",
@@ -55,7 +65,10 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": (
+        "CAM METHODS CentreGaussian EdgeDetector Explainer FullGrad GradCAM GradCAMPlusPlus HiResCAM LayerCAM "
+        "RandomCAM SimpleFullGrad XGradCAM fuse"
+    ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

@@ -3,6 +3,8 @@
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.controls import CentreGaussian, EdgeDetector, RandomCAM
+from camscope.explainers.full_grad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from camscope.explainers.layer import LayerExplainer
@@ -13,14 +15,20 @@ __all__ = [
     "METHODS",
     "SPACE",
     "AblationCAM",
+    "CentreGaussian",
+    "EdgeDetector",
     "Explainer",
+    "FullGrad",
     "GradCAM",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
+    "RandomCAM",
     "ScoreCAM",
+    "SimpleFullGrad",
     "XGradCAM",
+    "completeness",
     "fuse",
     "register",
 ]
