@@ -86,8 +86,10 @@ class Shares:
         return torch.stack([enlarged(maps, size) for maps in self.grids.values()]).sum(0)
 
     def _draw(self, values: Tensor, gradient: Tensor) -> None:
-        self.reached |= gradient.flatten(1).any(1)
-        drawn = stretched(values.abs()).sum(1)
+        drawn, some = stretched(values)
+        if not bool(some.all()):  # a share may be zero where the gradient is not
+            some = gradient.flatten(1).any(1)
+        self.reached |= some
         grid = tuple(drawn.shape[1:])
         self.grids[grid] = self.grids[grid] + drawn if grid in self.grids else drawn
 
@@ -142,12 +144,16 @@ def _one_pass(
     return now
 
 
-def stretched(values: Tensor) -> Tensor:
-    """(N,K,*s) -> 0..1 in each sample, all channels together; a constant one is 0. Works in place."""
-    rows = (len(values), *[1] * (values.ndim - 1))
-    low, high = values.flatten(1).aminmax(dim=1)
-    span = torch.where(high > low, high - low, 1)
-    return values.sub_(low.view(rows)).div_(span.view(rows))
+def stretched(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,K,*s) -> (N,*s): Σ_k of |values| from 0 to 1, all channels together; (N,) bool: whether any is not zero.
+
+    Constant ones are 0. The channels are summed first, which leaves less to stretch.
+    """
+    sizes = values.abs()
+    flat, rows = sizes.flatten(1), (-1, *[1] * (values.ndim - 2))
+    low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
+    sums = sizes.sum(1) - values.shape[1] * low
+    return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
 
 
 def enlarged(maps: Tensor, size: Sequence[int]) -> Tensor:
