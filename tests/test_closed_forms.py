@@ -9,7 +9,7 @@ from torch import nn
 
 from by_hand import BY_HAND, OTHER, A, G
 from camscope.errors import InputError
-from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM, fuse
+from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, LayerExplainer, XGradCAM, fuse
 from camscope.explanation import Explanation
 from nets import CASES, Flat, Pooled
 from refusals import answers
@@ -22,7 +22,8 @@ def test_two_channels_of_two_by_two_by_hand(method):
     assert method in BY_HAND, "a new method needs its numbers in tests/by_hand"
     model = Flat(nn.MaxPool2d(1), 8, classes=2).double()  # a pooling of 1 x 1 hands its input on
     model.head.weight.data[:] = torch.tensor([OTHER, G]).flatten(1)
-    heat = METHODS[method](model, "features").attribute(torch.tensor([A], dtype=torch.float64), 1)
+    layer = {"layer": "features"} if issubclass(METHODS[method], LayerExplainer) else {}
+    heat = METHODS[method](model, **layer).attribute(torch.tensor([A], dtype=torch.float64), 1)
     torch.testing.assert_close(heat[0], torch.tensor(BY_HAND[method], dtype=torch.float64), rtol=1e-14, atol=1e-14)
 
 

@@ -20,18 +20,23 @@ if TYPE_CHECKING:
         KPCACAM,
         METHODS,
         BagCAM,
+        CentreGaussian,
         Concepts,
         DeepFeatureFactorization,
+        EdgeDetector,
         EigenCAM,
         EigenGradCAM,
         Explainer,
         FinerCAM,
+        FullGrad,
         GradCAM,
         GradCAMElementWise,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
+        RandomCAM,
         ShapleyCAM,
+        SimpleFullGrad,
         SmoothGradCAMPlusPlus,
         XGradCAM,
         ZhouCAM,
@@ -49,13 +54,16 @@ __all__ = [
     "KPCACAM",
     "METHODS",
     "BagCAM",
+    "CentreGaussian",
     "Concepts",
     "DeepFeatureFactorization",
+    "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
     "Explainer",
     "Explanation",
     "FinerCAM",
+    "FullGrad",
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
@@ -63,7 +71,9 @@ __all__ = [
     "LayerCAM",
     "Placement",
     "Preprocess",
+    "RandomCAM",
     "ShapleyCAM",
+    "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
     "Tap",
     "XGradCAM",
@@ -80,8 +90,9 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "BagCAM CAM Concepts DeepFeatureFactorization EigenCAM EigenGradCAM Explainer FEM FinerCAM "
-        "GradCAM GradCAMElementWise GradCAMPlusPlus HiResCAM KPCACAM LayerCAM METHODS ShapleyCAM "
+        "BagCAM CAM CentreGaussian Concepts DeepFeatureFactorization EdgeDetector EigenCAM "
+        "EigenGradCAM Explainer FEM FinerCAM FullGrad GradCAM GradCAMElementWise GradCAMPlusPlus "
+        "HiResCAM KPCACAM LayerCAM METHODS RandomCAM ShapleyCAM SimpleFullGrad "
         "SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
     ),
     "camscope.explanation": "Explanation",

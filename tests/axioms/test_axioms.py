@@ -28,6 +28,11 @@ def explainer(method, model, layer, **keywords):
     return cls(model, layer, **keywords) if issubclass(cls, LayerExplainer) else cls(model, **keywords)
 
 
+def grid(method, case):
+    """Cells of the map: those of the layer, or the input's pixels where a method looks at no layer."""
+    return case.grid if issubclass(METHODS[method], LayerExplainer) else case.input_shape[1:]
+
+
 class Exploding(nn.Module):
     def forward(self, x):
         raise ArithmeticError("the head exploded")
@@ -50,7 +55,7 @@ def test_facts_are_class_constants(method):
 def test_shape_type_and_finite_numbers_of_its_own(method, case):
     model, x = case.make()
     heat = explainer(method, model, case.layer).attribute(x, 1)
-    assert (heat.shape, heat.dtype, heat.device) == ((2, *case.grid), x.dtype, x.device)
+    assert (heat.shape, heat.dtype, heat.device) == ((2, *grid(method, case)), x.dtype, x.device)
     assert heat.isfinite().all()
     assert not heat.requires_grad
     assert heat.untyped_storage().nbytes() == heat.nbytes

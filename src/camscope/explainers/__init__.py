@@ -5,9 +5,11 @@ from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.classifier_cam import ZhouCAM
 from camscope.explainers.concepts import ClassGain, Concepts
+from camscope.explainers.controls import CentreGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from camscope.explainers.deep_features import DeepFeatureFactorization
 from camscope.explainers.features import Features
+from camscope.explainers.full_grad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import (
     BagCAM,
@@ -30,26 +32,32 @@ __all__ = [
     "SPACE",
     "AblationCAM",
     "BagCAM",
+    "CentreGaussian",
     "ClassGain",
     "Concepts",
     "DeepFeatureFactorization",
+    "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
     "Explainer",
     "Features",
     "FinerCAM",
+    "FullGrad",
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
+    "RandomCAM",
     "ScoreCAM",
     "ShapleyCAM",
+    "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
     "WeightedChannels",
     "XGradCAM",
     "ZhouCAM",
+    "completeness",
     "fuse",
     "register",
 ]

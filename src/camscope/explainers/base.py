@@ -105,6 +105,8 @@ class Explainer(ABC):
     paper: ClassVar[str]
     forwards: ClassVar[str] = "1"
     backwards: ClassVar[str] = "0"
+    control: ClassVar[bool] = False  # a floor for comparisons: it knows nothing of the model's answer
+    class_specific: ClassVar[bool] = True  # whether the map depends on the target
 
     def __post_init__(self) -> None:
         expect_one_of("mode", self.mode, "eval", "as_is")
