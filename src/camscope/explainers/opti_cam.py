@@ -9,7 +9,7 @@ from camscope.errors import LayerError
 from camscope.explainers.base import register
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
-from camscope.explainers.masks import enlarged, stretched
+from camscope.explainers.masks import enlarged, stretched, varying
 from camscope.explainers.scope import expect_positive
 from camscope.hooks.checkpoint import plain_checkpoints
 
@@ -20,10 +20,10 @@ KEPT = 0.9, 0.999  # of Adam's running means of the gradient and of its square, 
 class OptiCAM(LayerExplainer):
     """The channel mixture S = Σ_k softmax(u)_k relu(A_k) with the highest score of x ∘ S (Zhang et al. 2024).
 
-    S masks the input enlarged and stretched to 0..1; the map is S, stretched. `steps` of Adam at `learning_rate` start
-    from equal shares; the best mixture met is kept, each sample's its own. The mask hides with zero, the mean colour of
-    most preprocessings, where the authors' demo hides with black. Adam's gradients are scaled exactly, without its
-    epsilon, so that the map does not depend on the unit of the score.
+    S masks the input enlarged and stretched to 0..1; the map is S less its least cell: zero where the mask hides most.
+    `steps` of Adam at `learning_rate` start from equal shares, each sample for itself. A constant channel has no share:
+    no mask shows it, and its gradient would be rounding. Adam goes without its epsilon, so that the unit of the score
+    does not matter. The mask hides with zero, the mean colour of most preprocessings; the authors' demo with black.
     """
 
     name, paper = "opticam", "arXiv:2301.07002"
@@ -40,20 +40,18 @@ class OptiCAM(LayerExplainer):
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""
         channels = features.activation.relu()
-        shares = torch.zeros_like(channels.flatten(2)[..., 0])
-        mean, square = torch.zeros_like(shares), torch.zeros_like(shares)
-        best, highest = stretched(mixed(shares, channels)), features.values.new_full(features.values.shape, -torch.inf)
+        live = varying(channels)
+        shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
+        mean, square = channels.new_zeros(live.shape), channels.new_zeros(live.shape)
         for step in range(1, self.steps + 1):
-            scores, gradient = climb(features, channels, shares)
-            better = (scores > highest).view(-1, *[1] * (best.ndim - 1))
-            best = torch.where(better, stretched(mixed(shares, channels)), best)
-            highest = torch.maximum(highest, scores)
+            gradient = slope(features, channels, shares)
             mean = mean.lerp(gradient, 1 - KEPT[0])
             square = square.lerp(gradient**2, 1 - KEPT[1])
             size = (square / (1 - KEPT[1] ** step)).sqrt()
             move = torch.where(size > 0, mean / (1 - KEPT[0] ** step) / size, 0)
             shares = shares + self.learning_rate * move
-        return best
+        mixture = mixed(shares, channels)
+        return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 
 
 def mixed(shares: Tensor, channels: Tensor) -> Tensor:
@@ -61,8 +59,8 @@ def mixed(shares: Tensor, channels: Tensor) -> Tensor:
     return torch.einsum("nk,nk...->n...", shares.softmax(1), channels)
 
 
-def climb(features: Features, channels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,), (N,K): the score of the masked input, and its gradient with respect to u. Nobody's `.grad` is touched."""
+def slope(features: Features, channels: Tensor, shares: Tensor) -> Tensor:
+    """(N,K): the gradient of the masked input's score with respect to u. Nobody's `.grad` is touched."""
     with torch.enable_grad(), plain_checkpoints():
         shares = shares.detach().requires_grad_()
         mask = stretched(enlarged(mixed(shares, channels), features.x))[:, None]
@@ -72,4 +70,4 @@ def climb(features: Features, channels: Tensor, shares: Tensor) -> tuple[Tensor,
                 "the score's gradient does not reach the input: the model detaches it, or turns gradients off, on the way"
             )
         (gradient,) = torch.autograd.grad(scores.sum(), shares, allow_unused=True)
-    return scores.detach(), torch.zeros_like(shares) if gradient is None else gradient
+    return torch.zeros_like(shares) if gradient is None else gradient
