@@ -21,15 +21,19 @@ from camscope.explainers.gradient_cam import (
     XGradCAM,
 )
 from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
+from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
-from camscope.explainers.score_cam import ScoreCAM
+from camscope.explainers.opti_cam import OptiCAM
+from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
 
 __all__ = [
     "CAM",
     "FEM",
+    "ISCAM",
     "KPCACAM",
     "METHODS",
     "SPACE",
+    "SSCAM",
     "AblationCAM",
     "BagCAM",
     "CentreGaussian",
@@ -46,9 +50,11 @@ __all__ = [
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
+    "GroupCAM",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
+    "OptiCAM",
     "RandomCAM",
     "ScoreCAM",
     "ShapleyCAM",

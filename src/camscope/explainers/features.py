@@ -54,10 +54,21 @@ class Features:
 
         They are made and scored in pieces that fit into memory; row i is a version of sample owners[i].
         """
+        return self._read_of(count, versions, self.score.read)
 
+    def chances_of(self, count: int, versions: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
+        """(count,): as `scores_of`, but the class's probability where there are several classes."""
+        return self._read_of(count, versions, self.score.chance)
+
+    def _read_of(
+        self,
+        count: int,
+        versions: Callable[[slice], tuple[Tensor, Tensor]],
+        read: Callable[[object, int, Tensor], Tensor],
+    ) -> Tensor:
         def run(part: slice) -> Tensor:
             inputs, owners = versions(part)
-            return self.score(inputs, owners).detach()
+            return read(self.score.forward(inputs, owners), len(inputs), owners).detach()
 
         return in_chunks(count, self._copies(self.widths.whole), run).to(self.values)
 
