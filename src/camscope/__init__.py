@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
         METHODS,
+        Augmented,
+        Contrast,
+        Denoised,
         Explainer,
+        Fused,
         GradCAM,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
+        RefineCAM,
         XGradCAM,
         fuse,
     )
@@ -30,18 +35,25 @@ if TYPE_CHECKING:
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
     from camscope.models import load_model
+    from camscope.targets import Difference
 
 __all__ = [
     "CAM",
     "METHODS",
+    "Augmented",
+    "Contrast",
+    "Denoised",
+    "Difference",
     "Explainer",
     "Explanation",
+    "Fused",
     "GradCAM",
     "GradCAMPlusPlus",
     "HiResCAM",
     "LayerCAM",
     "Placement",
     "Preprocess",
+    "RefineCAM",
     "Tap",
     "XGradCAM",
     "__version__",
@@ -55,12 +67,14 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": "CAM METHODS Augmented Contrast Denoised Explainer Fused GradCAM GradCAMPlusPlus HiResCAM LayerCAM "
+    "RefineCAM XGradCAM fuse",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
     "camscope.models": "load_model",
+    "camscope.targets": "Difference",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
