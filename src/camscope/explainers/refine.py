@@ -1,5 +1,6 @@
 """RefineCAM: the coarse map that is sure, refined by the finer ones before it."""
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps, register
+from camscope.explainers.base import COMMON, METHODS, Explainer, Maps, register
 from camscope.explainers.fusion import Fused
 from camscope.explainers.layer import LayerExplainer
 from camscope.hooks.base import find_layer, unwrap
@@ -39,10 +40,13 @@ class RefineCAM(Explainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        base = self.sibling(self.base)
-        if not isinstance(base, LayerExplainer):
-            raise InputError(f"base={self.base!r} does not look at one layer; expected a method as 'gradcam++'")
-        self._base = base
+        method = METHODS.get(self.base)
+        if method is None or not issubclass(method, LayerExplainer):
+            looking = [name for name, one in METHODS.items() if issubclass(one, LayerExplainer)]
+            near = difflib.get_close_matches(self.base, looking, n=3, cutoff=0.0)
+            raise InputError(f"base={self.base!r} is no method that looks at one layer; nearest: {', '.join(near)}")
+        common = {name: getattr(self, name) for name in (*COMMON[1:], "mode", "precision")}
+        self._base = method(self.model, **common)
         given = self.layers.split(",") if isinstance(self.layers, str) else self.layers
         if given is not None and not given:
             raise InputError("layers is empty: name one at least, or leave it out")
