@@ -399,14 +399,14 @@ def test_a_wrapper_names_what_is_inside_with_its_settings():
     model, x = plain()
     tool = Augmented(Denoised(GradCAM(model, "middle", mode="as_is")), scales=[0.5, 1])
     inside = "GradCAM(Plain, layer='middle', mode='as_is')"
-    assert repr(tool) == f"Augmented(Denoised({inside}), flips=True, scales=(0.5, 1))"
+    assert repr(tool) == f"Augmented(Denoised({inside}), scales=(0.5, 1))"
     assert tool.parameters == {"explainer": f"Denoised({inside})", "flips": True, "scales": "(0.5, 1)"}
     made = tool.explain(x[0], 1)
     assert made.method == "gradcam, denoised, augmented"
     assert made.caption.endswith("gradcam, denoised, augmented · middle")
     assert "the mean of 4 views" in made.notes
     pair = Fused([GradCAM(model, "middle"), GradCAM(model, "last")])
-    assert repr(pair).startswith("Fused([GradCAM(Plain, layer='middle', mode='eval'), GradCAM(Plain, layer='last'")
+    assert repr(pair) == ("Fused([GradCAM(Plain, layer='middle'), GradCAM(Plain, layer='last')])")
     assert not {type(one).name for one in (tool, pair)} & set(METHODS)
 
 
@@ -427,10 +427,7 @@ def test_several_methods_are_wrapped_alike():
     made = tool.explain_methods(x[0], ["layercam", HiResCAM, GradCAM(model, "stem")], 1)
     assert [one.method for one in made] == ["layercam, denoised", "hirescam, denoised", "gradcam"]
     assert made[0].heat.tobytes() == Denoised(LayerCAM(model, "block")).explain(x[0], 1).heat.tobytes()
-    assert (
-        repr(Contrast(GradCAM(model), 1, 0).sibling("layercam"))
-        == "Contrast(LayerCAM(Residual, mode='eval'), a=1, b=0)"
-    )
+    assert repr(Contrast(GradCAM(model), 1, 0).sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
     fused = Fused.of(GradCAM(model), ["stem", "block"], "product").sibling("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
     assert (fused.how, fused.title) == ("product", "layercam, fused")

@@ -2,7 +2,8 @@
 
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
-from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.cam import CAM, SPACE, WeightedChannels
+from camscope.explainers.features import Features
 from camscope.explainers.fusion import Fused, fuse
 from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from camscope.explainers.layer import LayerExplainer
@@ -19,6 +20,7 @@ __all__ = [
     "Contrast",
     "Denoised",
     "Explainer",
+    "Features",
     "Fused",
     "GradCAM",
     "GradCAMPlusPlus",
@@ -27,6 +29,7 @@ __all__ = [
     "LayerExplainer",
     "RefineCAM",
     "ScoreCAM",
+    "WeightedChannels",
     "XGradCAM",
     "fuse",
     "register",

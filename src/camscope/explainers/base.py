@@ -217,7 +217,9 @@ class Explainer(ABC):
         return {name: value if isinstance(value, int | float | str) else str(value) for name, value in given.items()}
 
     def __repr__(self) -> str:
-        settings = "".join(f", {name}={value!r}" for name, value in self.parameters.items())
+        usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
+        changed = {name: value for name, value in self.parameters.items() if value != usual.get(name)}
+        settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 
     def _read(self, image: Any) -> Item:

@@ -95,7 +95,9 @@ class Wrapper(Explainer):
 
     def __repr__(self) -> str:
         inside = repr(self.inner[0]) if len(self.inner) == 1 else repr(list(self.inner))
-        return f"{type(self).__name__}({', '.join([inside, *(f'{k}={v!r}' for k, v in self._own.items())])})"
+        usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
+        changed = [f"{name}={value!r}" for name, value in self._own.items() if value != usual[name]]
+        return f"{type(self).__name__}({', '.join([inside, *changed])})"
 
 
 class Augmented(Wrapper):
