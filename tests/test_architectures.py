@@ -79,7 +79,11 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
     model, x, grid = built(make)
     heat = small(method)(model).attribute(x, 1)
     assert heat.shape[0] == len(x)
-    assert heat.shape[1:] in (grid, x.shape[2:]), "the grid of the layer that was chosen, or the input's own"
+    if "layers" in METHODS[method].__dataclass_fields__:
+        sizes = zip(grid, heat.shape[1:], x.shape[2:], strict=True)
+        assert all(cells <= own <= pixels for cells, own, pixels in sizes), "the grid of that layer or an earlier one"
+    else:
+        assert heat.shape[1:] in (grid, x.shape[2:]), "the grid of the layer that was chosen, or the input's own"
     if issubclass(METHODS[method], LayerExplainer):
         assert heat.shape[1:] == grid
     assert heat.isfinite().all()

@@ -19,22 +19,27 @@ if TYPE_CHECKING:
         FEM,
         KPCACAM,
         METHODS,
+        Augmented,
         BagCAM,
         CentreGaussian,
         Concepts,
+        Contrast,
         DeepFeatureFactorization,
+        Denoised,
         EdgeDetector,
         EigenCAM,
         EigenGradCAM,
         Explainer,
         FinerCAM,
         FullGrad,
+        Fused,
         GradCAM,
         GradCAMElementWise,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
         RandomCAM,
+        RefineCAM,
         ShapleyCAM,
         SimpleFullGrad,
         SmoothGradCAMPlusPlus,
@@ -47,16 +52,21 @@ if TYPE_CHECKING:
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
     from camscope.models import load_model
+    from camscope.targets import Difference
 
 __all__ = [
     "CAM",
     "FEM",
     "KPCACAM",
     "METHODS",
+    "Augmented",
     "BagCAM",
     "CentreGaussian",
     "Concepts",
+    "Contrast",
     "DeepFeatureFactorization",
+    "Denoised",
+    "Difference",
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
@@ -64,6 +74,7 @@ __all__ = [
     "Explanation",
     "FinerCAM",
     "FullGrad",
+    "Fused",
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
@@ -72,6 +83,7 @@ __all__ = [
     "Placement",
     "Preprocess",
     "RandomCAM",
+    "RefineCAM",
     "ShapleyCAM",
     "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
@@ -90,16 +102,17 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "BagCAM CAM CentreGaussian Concepts DeepFeatureFactorization EdgeDetector EigenCAM "
-        "EigenGradCAM Explainer FEM FinerCAM FullGrad GradCAM GradCAMElementWise GradCAMPlusPlus "
-        "HiResCAM KPCACAM LayerCAM METHODS RandomCAM ShapleyCAM SimpleFullGrad "
-        "SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
+        "Augmented BagCAM CAM CentreGaussian Concepts Contrast DeepFeatureFactorization Denoised "
+        "EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad Fused GradCAM "
+        "GradCAMElementWise GradCAMPlusPlus HiResCAM KPCACAM LayerCAM METHODS RandomCAM RefineCAM "
+        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
     "camscope.models": "load_model",
+    "camscope.targets": "Difference",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -11,6 +11,7 @@ from camscope.errors import TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
 from refusals import CALLABLE, PLAIN, REFUSED, answers
+from tools import explainer, looks_at_layers
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -23,14 +24,9 @@ EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
 )
 
 
-def explainer(method, model, layer, **keywords):
-    cls = METHODS[method]
-    return cls(model, layer, **keywords) if issubclass(cls, LayerExplainer) else cls(model, **keywords)
-
-
 def grid(method, case):
     """Cells of the map: those of the layer, or the input's pixels where a method looks at no layer."""
-    return case.grid if issubclass(METHODS[method], LayerExplainer) else case.input_shape[1:]
+    return case.grid if looks_at_layers(method) else case.input_shape[1:]
 
 
 class Exploding(nn.Module):

@@ -10,7 +10,7 @@ from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradC
 from camscope.explainers.deep_features import DeepFeatureFactorization
 from camscope.explainers.features import Features
 from camscope.explainers.full_grad import FullGrad, SimpleFullGrad, completeness
-from camscope.explainers.fusion import fuse
+from camscope.explainers.fusion import Fused, fuse
 from camscope.explainers.gradient_cam import (
     BagCAM,
     GradCAM,
@@ -24,7 +24,9 @@ from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGr
 from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.opti_cam import OptiCAM
+from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
+from camscope.explainers.wrappers import Augmented, Contrast, Denoised
 
 __all__ = [
     "CAM",
@@ -35,11 +37,14 @@ __all__ = [
     "SPACE",
     "SSCAM",
     "AblationCAM",
+    "Augmented",
     "BagCAM",
     "CentreGaussian",
     "ClassGain",
     "Concepts",
+    "Contrast",
     "DeepFeatureFactorization",
+    "Denoised",
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
@@ -47,6 +52,7 @@ __all__ = [
     "Features",
     "FinerCAM",
     "FullGrad",
+    "Fused",
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
@@ -56,6 +62,7 @@ __all__ = [
     "LayerExplainer",
     "OptiCAM",
     "RandomCAM",
+    "RefineCAM",
     "ScoreCAM",
     "ShapleyCAM",
     "SimpleFullGrad",

@@ -38,7 +38,7 @@ from camscope.explanation import MEANING, OK, ClassScore, Explanation
 from camscope.hooks.base import unwrap
 from camscope.layers import Layout
 from camscope.structure import mapped
-from camscope.targets import Question, Score
+from camscope.targets import Difference, Question, Score
 from camscope.version import __version__
 
 METHODS: dict[str, type["Explainer"]] = {}
@@ -127,6 +127,20 @@ class Explainer(ABC):
         return [Maps(self.heat(x, score)) for score in scores]
 
     @property
+    def title(self) -> str:
+        """The method as a result names it."""
+        return self.name
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether any of the model's are taken."""
+        return self.backwards != "0"
+
+    def asked(self, target: Question) -> Question:
+        """The question that a target means; TargetError for one that the method does not answer."""
+        return target
+
+    @property
     def company(self) -> Hashable:
         """Methods of one company can share passes: `maps_of` makes the maps of them all."""
         return id(self)
@@ -149,7 +163,7 @@ class Explainer(ABC):
     @final
     def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it."""
-        if isinstance(targets, str | int) or callable(targets):
+        if isinstance(targets, str | int | Difference) or callable(targets):
             raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
         return explain_each([self], image, list(targets))[0]
 
@@ -167,7 +181,6 @@ class Explainer(ABC):
         tools = [one if isinstance(one, Explainer) else self.sibling(one) for one in methods]
         return [row[0] for row in explain_each(tools, image, [target])]
 
-    @final
     def sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Another method for the same model, with the same settings where it has them."""
         kind = method if isinstance(method, type) else METHODS.get(method)
@@ -220,7 +233,7 @@ class Explainer(ABC):
         index, values = score.class_of(i), score.values
         return Explanation(
             heat=maps.heat[i].cpu().numpy().copy(),
-            method=self.name,
+            method=self.title,
             target=index,
             label=score.label_of(i),
             score=float(values[i]) if values is not None else float("nan"),
@@ -279,7 +292,7 @@ def _run(
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[_Run]:
     known = survey(tools[0].model)
-    if any(tool.backwards != "0" for tool in tools):
+    if any(tool.takes_gradients for tool in tools):
         expect_differentiable(known)
     companies: dict[Hashable, list[int]] = {}
     for t, tool in enumerate(tools):
@@ -290,14 +303,15 @@ def _run(
         with calm(known, first.mode), precisely(first.precision, known):
             inputs = prepared(checked_input(x, known), first.precision)
             extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
-            scores = [Score(known.model, t, categories=first.categories, args=extra, kwargs=named) for t in targets]
+            asked = [first.asked(target) for target in targets]
+            scores = [Score(known.model, one, categories=first.categories, args=extra, kwargs=named) for one in asked]
             made = first.maps_of(company, inputs, scores)
         runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
-            checked_finite(f"the map of {tool.name}", one.heat, tool.on_nonfinite)
+            checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
             for status in sorted({status for status in statuses(one) if status != OK}):
-                warnings.warn(f"{tool.name}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
+                warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
     return [runs[t] for t in range(len(tools))]
 
 
