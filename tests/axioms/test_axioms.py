@@ -10,7 +10,7 @@ from torch import nn
 from camscope.errors import TargetError
 from camscope.explainers import CAM, METHODS, LayerExplainer
 from nets import CASES, Plain, plain
-from refusals import CALLABLE, PLAIN, REFUSED, answers
+from refusals import CALLABLE, PLAIN, REFUSED, answers, residual_or_pooled
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -201,7 +201,7 @@ def test_the_declared_cost_is_the_counted_cost(method):
 
 @EVERY_METHOD
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
-    case = CASES["residual" if answers(method, "residual") else "pooled"]
+    case = residual_or_pooled(method)
     cls, (model, x) = METHODS[method], case.make()
     counting, targets = Counting(model), [2, None, 0, lambda output: output[:, 1]]
     targets = targets if answers(method, CALLABLE) else targets[:-1]
