@@ -1,6 +1,7 @@
 """Where a method has no map by its own definition: the axioms expect this error there, and a map everywhere else."""
 
 from camscope.errors import CamscopeError, ModelError, TargetError
+from nets import CASES, Case
 
 CALLABLE, PLAIN = "a callable target", "plain"
 
@@ -24,3 +25,8 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
 def answers(method: str, case: str) -> bool:
     """Whether the method has a map there."""
     return (method, case) not in REFUSED
+
+
+def residual_or_pooled(method: str) -> Case:
+    """The net that rewrites most in place, or where the method has no map there, the plainest."""
+    return CASES["residual" if answers(method, "residual") else "pooled"]

@@ -215,7 +215,7 @@ def test_half_precision_is_told_from_what_is_not_linear(dtype):
     torch.testing.assert_close(rough, exact, rtol=0, atol=float(0.03 * exact.abs().max()))
 
 
-def test_conv_features_of_the_common_nets():
+def test_without_a_layer_it_takes_the_one_that_is_pooled():
     torch.manual_seed(0)
     model = Pooled(conv(), 6).eval()
     explanation = ZhouCAM(model).explain(torch.randn(3, 16, 12), 1)

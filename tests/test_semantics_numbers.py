@@ -10,6 +10,7 @@ from torch import nn
 from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
+from refusals import residual_or_pooled
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -102,10 +103,12 @@ def test_only_the_sample_whose_gradient_vanished_is_scaled():
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
 def test_any_memory_layout_of_the_input_and_the_weights(method):
-    model, x = CASES["residual"].make(3, torch.float64)
-    tool = METHODS[method](model, "block")
+    case = residual_or_pooled(method)
+    model, x = case.make(3, torch.float64)
+    tool = METHODS[method](model, case.layer)
     expected = tool.attribute(x, 1)
-    padded = torch.zeros(3, 3, 24, 13, dtype=torch.float64)
+    height, width = x.shape[2:]
+    padded = torch.zeros(3, 3, 2 * height, width + 1, dtype=torch.float64)
     padded[:, :, ::2, 1:] = x
     layouts = {
         "channels last": x.contiguous(memory_format=torch.channels_last),

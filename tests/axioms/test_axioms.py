@@ -10,7 +10,7 @@ from torch import nn
 from camscope.errors import TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
-from refusals import CALLABLE, PLAIN, REFUSED, answers
+from refusals import CALLABLE, PLAIN, REFUSED, answers, residual_or_pooled
 from tools import explainer, looks_at_layers
 from untouched import untouched
 
@@ -173,14 +173,14 @@ def test_an_operation_in_place_after_the_layer_changes_nothing(method):
 
 
 class Counting(nn.Module):
-    """Counts the forward passes through a model, and the backward passes through its output."""
+    """Counts the forward passes through a model, their rows, and the backward passes through its output."""
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
+        self.model, self.forwards, self.rows, self.backwards = model, 0, 0, 0
 
     def forward(self, x):
-        self.forwards += 1
+        self.forwards, self.rows = self.forwards + 1, self.rows + len(x)
         output = self.model(x)
         if output.requires_grad:
             output.register_hook(self.note)
@@ -190,25 +190,37 @@ class Counting(nn.Module):
         self.backwards += 1
 
 
+def amount(words, tool, channels):
+    """The number that `1 + samples x K` means: K channels, all alive, and the method's settings."""
+    return eval(words.replace(" x ", " * "), {"K": channels, **vars(tool)})
+
+
 @EVERY_METHOD
 def test_the_declared_cost_is_the_counted_cost(method):
-    cls, (model, x) = METHODS[method], CASES["pooled"].make()
-    if not (cls.forwards.isdigit() and cls.backwards.isdigit()):
-        pytest.skip(f"{method} costs {cls.forwards} forwards, {cls.backwards} backwards")
+    cls, (model, x) = METHODS[method], CASES["channels last"].make()
     counting = Counting(model)
-    explainer(method, counting, "model.features").attribute(x, 1)
-    assert (counting.forwards, counting.backwards) == (int(cls.forwards), int(cls.backwards))
+    tool = explainer(method, counting, "model.mix", **({"groups": 4} if method == "groupcam" else {}))
+    whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
+    tool.attribute(x, 1)
+    assert counting.rows == len(x) * amount(whole, tool, 7)
+    if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
+        assert counting.backwards == amount(cls.backwards, tool, 7)
+    if rests != "0":
+        head = []
+        model.head.register_forward_hook(lambda module, args, output: head.append(len(output)))
+        tool.attribute(x, 1)
+        assert sum(head) >= len(x) * amount(rests.removesuffix(" rests"), tool, 7)
 
 
 @EVERY_METHOD
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
-    case = CASES["residual" if answers(method, "residual") else "pooled"]
+    case = residual_or_pooled(method)
     cls, (model, x) = METHODS[method], case.make()
     counting, targets = Counting(model), [2, None, 0, lambda output: output[:, 1]]
     targets = targets if answers(method, CALLABLE) else targets[:-1]
     tool = explainer(method, counting, f"model.{case.layer}")
     together = tool.explain_classes(x[0], targets)
-    if issubclass(cls, LayerExplainer) and cls.forwards.isdigit():
+    if issubclass(cls, LayerExplainer) and cls.forwards.isdigit() and cls.backwards.isdigit():
         assert (counting.forwards, counting.backwards) == (int(cls.forwards), len(targets) * int(cls.backwards))
     for one, target in zip(together, targets, strict=True):
         alone = tool.explain(x[0], target)

@@ -21,7 +21,7 @@ class AblationCAM(WeightedChannels):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "2 + K rests"
+    forwards: ClassVar[str] = "3 + K rests"
     runs_model: ClassVar[bool] = True
     batch_size: int | None = None
 

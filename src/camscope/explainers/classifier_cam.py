@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd
 
 from camscope.errors import LayerError, ModelError, TargetError
 from camscope.explainers.base import register
@@ -12,16 +12,19 @@ from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import SAME, Features
 from camscope.hooks.base import find_layer, unwrap
 
+Heads = dict[str, tuple[Tensor, Tensor]]
+
 
 @register
 class ZhouCAM(WeightedChannels):
     """Each channel weighs its entry in the class's row of the linear head: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
     Its mean over the cells (its sum, where the head pools by a sum) is the score without its bias. That is measured, not
-    believed: class scores that are not the head of the layer's mean or sum, because a ReLU, a norm, attention, a maximum
-    or a flattening lies between, are a ModelError; Grad-CAM is the generalisation. Scores that are, but for a constant
-    added to them, are told by an empty layer's, which costs two more passes. `head`: name or module of the Linear, or 1x1
-    convolution, that makes the class scores; None: the last one with which they come out right.
+    believed: scores that are not the head of the layer's mean or sum, because a ReLU, a norm, attention, a maximum or a
+    flattening makes something else of it, are a ModelError; Grad-CAM is the generalisation. So Swin has a CAM at its last
+    norm, ConvNeXt, whose norm follows the pooling, none. Where only a constant is added to the head's scores, that is
+    told by an empty layer's, in two more passes. `head`: name or module of the Linear, or 1x1 convolution, that makes the
+    class scores; None: the one with which they come out right.
     """
 
     name, paper = "cam", "arXiv:1512.04150"
@@ -45,34 +48,26 @@ class ZhouCAM(WeightedChannels):
         heads = self._heads(features, logits.shape[1])
         if not heads:
             what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
-            places = (
-                f"the {features.activation.shape[1]} channels of layer {features.layer!r} to {logits.shape[1]} classes"
+            channels = f"the {features.activation.shape[1]} channels of layer {features.layer!r}"
+            raise ModelError(
+                f"cam needs a linear head, and {what} {channels} to {logits.shape[1]} classes; use gradcam, its "
+                f"generalisation"
             )
-            raise ModelError(f"cam needs a linear head, and {what} {places}; use gradcam, its generalisation")
-        cells = features.activation.flatten(2)
-        ways = [
-            (rows, bias, pooled) for rows, bias in heads.values() for pooled in (cells.mean(SPACE), cells.sum(SPACE))
-        ]
-        for rows, bias, pooled in ways:
-            if _agree(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
-                return rows[classes][..., None]
-        empty = _empty(features)
-        for rows, _, pooled in ways:
-            terms = pooled * rows[classes]
-            size = features.values.abs() + empty.abs()
-            if _agree(features.values - empty, terms.sum(1), terms.square().sum(1), size):
-                return rows[classes][..., None]
-        raise ModelError(
-            f"the class scores are not {' or '.join(map(repr, heads))} of the mean or sum of layer {features.layer!r}: "
-            f"something that is not linear lies between, or more than this layer is read; choose the layer that is "
-            f"pooled, or use gradcam, the generalisation of cam"
-        )
+        rows = _whole(features, logits, heads)
+        rows = _but_for_a_constant(features, classes, heads) if rows is None else rows
+        if rows is None:
+            raise ModelError(
+                f"the class scores are not {' or '.join(map(repr, heads))} of the mean or sum of layer "
+                f"{features.layer!r}: something that is not linear lies between, or more than this layer is read; choose "
+                f"the layer that is pooled, or use gradcam, the generalisation of cam"
+            )
+        return rows[classes][..., None]
 
-    def _heads(self, features: Features, classes: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, the last one first."""
+    def _heads(self, features: Features, classes: int) -> Heads:
+        """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, by name."""
         like = features.activation
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, module in reversed(list(features.score.model.named_modules())):
+        found: Heads = {}
+        for name, module in features.score.model.named_modules():
             if self.head in (None, name) and _is_linear(module):
                 weight, bias = module.weight.detach().flatten(1).to(like), module.bias
                 if weight.shape == (classes, like.shape[1]):
@@ -81,16 +76,38 @@ class ZhouCAM(WeightedChannels):
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether it is the same linear map of the channels at every cell."""
+    """Whether it maps channels to channels, at every cell alike."""
     if isinstance(module, _ConvNd):
-        return not isinstance(module, _ConvTransposeNd) and set(module.kernel_size) == {1} and module.groups == 1
+        return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
 
 
-def _empty(features: Features) -> Tensor:
-    """(N,): the scores where the layer hands on zeros."""
+def _pooled(features: Features) -> tuple[Tensor, Tensor]:
+    """(N,K) each: the ways of pooling under which a linear head is linear in the cells."""
+    cells = features.activation.flatten(2)
+    return cells.mean(SPACE), cells.sum(SPACE)
+
+
+def _whole(features: Features, logits: Tensor, heads: Heads) -> Tensor | None:
+    """The rows of a head that makes all class scores of the pooled layer."""
+    for rows, bias in heads.values():
+        for pooled in _pooled(features):
+            if _agree(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
+                return rows
+    return None
+
+
+def _but_for_a_constant(features: Features, classes: Tensor, heads: Heads) -> Tensor | None:
+    """The rows of a head that makes what the score gains over that of an empty layer."""
     every = torch.arange(len(features.x), device=features.x.device)
-    return features.scores_with(len(every), lambda part: (Tensor.zero_, every[part]))
+    empty = features.scores_with(len(every), lambda part: (Tensor.zero_, every[part]))
+    gained, size = features.values - empty, features.values.abs() + empty.abs()
+    for rows, _ in heads.values():
+        for pooled in _pooled(features):
+            terms = pooled * rows[classes]
+            if _agree(gained, terms.sum(1), terms.square().sum(1), size):
+                return rows
+    return None
 
 
 def _agree(found: Tensor, expected: Tensor, squares: Tensor, size: Tensor) -> bool:

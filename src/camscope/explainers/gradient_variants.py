@@ -106,7 +106,7 @@ class ShapleyCAM(WeightedChannels):
     """
 
     name, paper = "shapleycam", "arXiv:2501.06261"
-    backwards: ClassVar[str] = "1 + 2 for the curvature"
+    backwards: ClassVar[str] = "3"
     needs_gradient: ClassVar[bool] = True
     second_order: ClassVar[bool] = True
     utility: Literal["logit", "rest"] = "logit"
