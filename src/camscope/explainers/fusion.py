@@ -14,7 +14,7 @@ from camscope.explainers.base import Explainer, Maps, statuses
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.scope import expect_one_of
-from camscope.explainers.wrappers import Wrapper
+from camscope.explainers.wrappers.base import Wrapper
 from camscope.explanation import MEANING, OK, Explanation
 from camscope.targets import Score
 

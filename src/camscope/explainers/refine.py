@@ -24,11 +24,12 @@ MOST_STAGES = 4
 class RefineCAM(Explainer):
     """The product of several layers' maps: Π_l U(relu(M_l) / max M_l), M Grad-CAM++'s (Domeniconi et al. 2026).
 
-    U brings a map to the finest grid. The authors' code stretches every map from its minimum and the product to 1; here
-    zero stays zero, and a picture scales the product anyway.
+    U brings a map to the finest grid. A factor is divided by its maximum, so that zero stays zero and only what a layer
+    has nothing for is ruled out; the authors' code stretches it from its minimum, which darkens what is even in a layer
+    (and stretches the product, which any picture does).
 
     `layers`: names (in one text, with commas between); None: the last layer of each resolution, of the four coarsest, as
-    the authors choose them; it is found by two passes more, once. A model of one resolution, as most vision
+    the authors choose them; it is found by at most three passes more, once. A model of one resolution, as most vision
     transformers, has one such layer, and that is what is shown: name several blocks to multiply them. `base`: the
     method whose maps are multiplied.
     """
