@@ -37,9 +37,9 @@ class Concepts:
     maps: Floats
     vectors: Floats
     shares: Floats
-    error: float
     gains: Floats
     top: tuple[tuple[ClassGain, ...], ...]
+    error: float
     layer: str
     names: tuple[str, ...]
     placements: tuple[Placement, ...]

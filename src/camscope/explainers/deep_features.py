@@ -17,6 +17,7 @@ from camscope.explainers.inputs import Item
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.passes import Pass
 from camscope.explainers.scope import calm, checked_input, precisely, prepared, survey
+from camscope.explanation import Floats, Pixels
 from camscope.geometry import Placement
 from camscope.targets import EveryClass
 
@@ -40,7 +41,7 @@ class DeepFeatureFactorization(LayerExplainer):
     runs_model: ClassVar[bool] = True
     concepts: int = 5
     sweeps: int = 200
-    tolerance: float = 1e-5
+    tolerance: float = 1e-6
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -65,13 +66,13 @@ class DeepFeatureFactorization(LayerExplainer):
     def factorise(self, images: Any) -> Concepts:
         """One image, or a list of images of one input size -> the concepts that they share, the largest share first."""
         items = [self._read(image) for image in (images if isinstance(images, list | tuple) else [images])]
-        if not items:
-            raise InputError("no images: expected at least one image")
-        sizes = {tuple(item.x.shape) for item in items}
+        sizes = sorted({tuple(item.x.shape) for item in items})
         if len(sizes) != 1:
-            raise InputError(
-                f"{len(items)} images of the input sizes {sorted(sizes)}; factorise takes images of one size"
-            )
+            raise InputError(f"{len(items)} images of the input sizes {sizes}; factorise takes images of one size")
+        return self._together(items)
+
+    def _together(self, items: Sequence[Item]) -> Concepts:
+        """One pass for every few images, one factorisation of them all."""
         known = survey(self.model)
         with calm(known, self.mode), precisely(self.precision, known):
             x = prepared(checked_input(torch.stack([item.x for item in items]), known), self.precision)
@@ -119,41 +120,43 @@ def gains_of(features: Features, maps: Tensor, vectors: Tensor) -> Tensor:
 def _concepts(items: Sequence[Item], features: Features, joint: Factors, gains: Tensor) -> Concepts:
     """Maps (N,cells,C), vectors (1,C,K), gains (N,C,classes) -> what is known of the concepts, on the CPU."""
     amounts = joint.maps.sum(1)
-    weights = _portions(amounts, 0)
-    mean = (weights[..., None] * gains).sum(0)
-    shares = _portions(amounts.sum(0) * joint.vectors[0].sum(1), 0)
-    best = mean.topk(min(NAMED, mean.shape[1]), dim=1)
-    name = features.score.name_of
-    top = [
-        tuple(ClassGain(k, name(k), gain) for k, gain in zip(classes, found, strict=True) if gain > 0)
-        for classes, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    found = (
-        torch.as_tensor(one).to("cpu", features.activation.dtype).numpy() for one in (joint.vectors[0], shares, mean)
-    )
-    vectors, parts, each = found
-    maps = joint.maps.mT.to("cpu", features.activation.dtype).unflatten(2, features.activation.shape[2:]).numpy()
-    drawn = [
-        (item.placement, item.image) if item.placement and item.image is not None else (None, item.seen)
-        for item in items
-    ]
+    mean = (_portions(amounts)[..., None] * gains).sum(0)
+    shares = _portions(amounts.sum(0) * joint.vectors[0].sum(1))
+    maps = joint.maps.mT.unflatten(2, features.activation.shape[2:])
+
+    def array(values: Tensor) -> Floats:
+        return values.to("cpu", features.activation.dtype).numpy()
+
+    drawn = [_drawn(item) for item in items]
     return Concepts(
-        maps=maps,
-        vectors=vectors,
-        shares=parts,
+        maps=array(maps),
+        vectors=array(joint.vectors[0]),
+        shares=array(shares),
+        gains=array(mean),
+        top=tuple(_gainers(row, features.score.name_of) for row in mean),
         error=float(joint.error[0]),
-        gains=each,
-        top=tuple(top),
         layer=features.layer,
         names=tuple(item.name for item in items),
-        placements=tuple(
-            place or Placement.identity(tuple(item.x.shape[1:])) for (place, _), item in zip(drawn, items, strict=True)
-        ),
+        placements=tuple(placement for placement, _ in drawn),
         pictures=tuple(picture for _, picture in drawn),
         notes=features.notes,
     )
 
 
-def _portions(amounts: Tensor, dim: int) -> Tensor:
-    total = amounts.sum(dim, keepdim=True)
-    return torch.where(total > 0, amounts / torch.where(total > 0, total, 1), 0)
+def _gainers(gains: Tensor, name: Callable[[int], str]) -> tuple[ClassGain, ...]:
+    best = gains.topk(min(NAMED, len(gains)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(ClassGain(k, name(k), gain) for k, gain in pairs if gain > 0)
+
+
+def _drawn(item: Item) -> tuple[Placement, Pixels | None]:
+    """What to draw on, and where the maps lie there: the original, or the model's input where the place is unknown."""
+    if item.placement is not None and item.image is not None:
+        return item.placement, item.image
+    return Placement.identity(tuple(item.x.shape[1:])), item.seen
+
+
+def _portions(amounts: Tensor) -> Tensor:
+    """Each over the sum along the first axis; zeros where that is 0."""
+    total = amounts.sum(0)
+    return torch.where(total > 0, amounts / total, 0)

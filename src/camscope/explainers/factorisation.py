@@ -21,7 +21,7 @@ class Factors:
     error: Tensor
 
 
-def factorised(matrix: Tensor, parts: int, *, sweeps: int = 200, tolerance: float = 1e-5) -> Factors:
+def factorised(matrix: Tensor, parts: int, *, sweeps: int = 200, tolerance: float = 1e-6) -> Factors:
     """(N,n,K), not negative -> its factors, at most as many as n or K, in float64.
 
     Hierarchical alternating least squares (Cichocki & Phan 2009): the best of one row of one factor at a time. It begins
@@ -33,18 +33,18 @@ def factorised(matrix: Tensor, parts: int, *, sweeps: int = 200, tolerance: floa
     full = torch.where(size > 0, full / size, 0)
     maps, vectors = _halves(full, min(parts, *full.shape[1:]))
     error = _missing(full, maps, vectors)
-    open_ = torch.ones_like(error, dtype=torch.bool)
+    unfinished = torch.ones_like(error, dtype=torch.bool)
     for _ in range(0, sweeps, EVERY):
         better = maps, vectors
         for _ in range(EVERY):
             better = _swept(full, *better)
         maps, vectors = (
-            torch.where(open_[:, None, None], new, old) for new, old in zip(better, (maps, vectors), strict=True)
+            torch.where(unfinished[:, None, None], new, old) for new, old in zip(better, (maps, vectors), strict=True)
         )
         left = _missing(full, maps, vectors)
-        open_ &= error - left >= tolerance
+        unfinished &= error - left >= tolerance
         error = left
-        if not bool(open_.any()):
+        if not bool(unfinished.any()):
             break
     return _ordered(maps * size, vectors, error)
 
@@ -56,12 +56,14 @@ def _swept(full: Tensor, maps: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _improved(rows: Tensor, wanted: Tensor, overlap: Tensor) -> Tensor:
-    """(N,C,m) rows of one factor, one after the other: relu(row + (wanted - overlap rows) / overlap of the row itself)."""
+    """(N,C,m) rows of one factor, one after the other: relu(wanted - overlap with the other rows), over that with itself."""
+    own = overlap.diagonal(dim1=1, dim2=2)[..., None]
+    share = torch.where(own > 0, 1 / own, 0)
+    wanted, others = wanted * share, (overlap - torch.diag_embed(own[..., 0])) * share
     rows = rows.clone()
     for c in range(rows.shape[1]):
-        own = overlap[:, c, c, None]
-        step = wanted[:, c] - (overlap[:, None, c] @ rows)[:, 0]
-        rows[:, c] = torch.where(own > 0, rows[:, c] + step / torch.where(own > 0, own, 1), 0).relu()
+        one = slice(c, c + 1)
+        rows[:, one] = torch.baddbmm(wanted[:, one], others[:, one], rows, alpha=-1).relu_()
     return rows
 
 
