@@ -16,12 +16,17 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        ISCAM,
         METHODS,
+        SSCAM,
         Explainer,
         GradCAM,
         GradCAMPlusPlus,
+        GroupCAM,
         HiResCAM,
         LayerCAM,
+        OptiCAM,
+        ScoreCAM,
         XGradCAM,
         fuse,
     )
@@ -33,15 +38,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAM",
+    "ISCAM",
     "METHODS",
+    "SSCAM",
     "Explainer",
     "Explanation",
     "GradCAM",
     "GradCAMPlusPlus",
+    "GroupCAM",
     "HiResCAM",
     "LayerCAM",
+    "OptiCAM",
     "Placement",
     "Preprocess",
+    "ScoreCAM",
     "Tap",
     "XGradCAM",
     "__version__",
@@ -55,7 +65,9 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": (
+        "CAM ISCAM METHODS SSCAM Explainer GradCAM GradCAMPlusPlus GroupCAM HiResCAM LayerCAM OptiCAM ScoreCAM XGradCAM fuse"
+    ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
