@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
         FEM,
+        ISCAM,
         KPCACAM,
         METHODS,
+        SSCAM,
         Augmented,
         BagCAM,
         CentreGaussian,
@@ -36,10 +38,13 @@ if TYPE_CHECKING:
         GradCAM,
         GradCAMElementWise,
         GradCAMPlusPlus,
+        GroupCAM,
         HiResCAM,
         LayerCAM,
+        OptiCAM,
         RandomCAM,
         RefineCAM,
+        ScoreCAM,
         ShapleyCAM,
         SimpleFullGrad,
         SmoothGradCAMPlusPlus,
@@ -57,8 +62,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CAM",
     "FEM",
+    "ISCAM",
     "KPCACAM",
     "METHODS",
+    "SSCAM",
     "Augmented",
     "BagCAM",
     "CentreGaussian",
@@ -78,12 +85,15 @@ __all__ = [
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
+    "GroupCAM",
     "HiResCAM",
     "LayerCAM",
+    "OptiCAM",
     "Placement",
     "Preprocess",
     "RandomCAM",
     "RefineCAM",
+    "ScoreCAM",
     "ShapleyCAM",
     "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
@@ -104,8 +114,9 @@ _NAMES = {
     "camscope.explainers": (
         "Augmented BagCAM CAM CentreGaussian Concepts Contrast DeepFeatureFactorization Denoised "
         "EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad Fused GradCAM "
-        "GradCAMElementWise GradCAMPlusPlus HiResCAM KPCACAM LayerCAM METHODS RandomCAM RefineCAM "
-        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM fuse"
+        "GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM KPCACAM LayerCAM METHODS "
+        "OptiCAM RandomCAM RefineCAM SSCAM ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus "
+        "XGradCAM ZhouCAM fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -53,8 +53,8 @@ class Fused(Wrapper):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """One map of each score."""
-        made = together(self.explainers, x, scores)
-        return [_fused([row[i] for row in made], self.how) for i in range(len(scores))]
+        columns = zip(*together(self.explainers, x, scores), strict=True)
+        return [gathered(maps, joined([one.heat for one in maps], self.how), SCALED) for maps in columns]
 
     def _round(self, inner: Sequence[Explainer]) -> Self:
         return type(self)(inner, self.how)
@@ -86,15 +86,16 @@ def _over_maximum(maps: Tensor) -> Tensor:
     return torch.where(peak > 0, maps.relu() / peak, 0)
 
 
-def _fused(maps: Sequence[Maps], how: How) -> Maps:
+def gathered(maps: Sequence[Maps], heat: Tensor, scaled: str) -> Maps:
+    """The one map (N,*s) that several became, with what is known of each; `scaled`: how they were made comparable."""
     layers = list(filter(None, (one.layer for one in maps)))
     zeros = [one.zero_gradient for one in maps if one.zero_gradient is not None]
     notes = dict.fromkeys(note for one in maps for note in one.notes)
     return Maps(
-        joined([one.heat for one in maps], how),
+        heat,
         layer=" + ".join(layers) or None,
         zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(maps) else None,
-        notes=(*notes, SCALED, *filter(None, map(_said, maps))),
+        notes=(*notes, scaled, *filter(None, map(_said, maps))),
     )
 
 

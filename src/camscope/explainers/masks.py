@@ -4,13 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+from camscope.explainers.grids import on_grid
 
 
 def enlarged(maps: Tensor, x: Tensor) -> Tensor:
     """(R,*s) -> (R,*S): linear interpolation between cell centres, to the input's size."""
-    size = x.shape[2:]
-    return F.interpolate(maps[:, None], size, mode=LINEAR[len(size)], align_corners=False)[:, 0]
+    return on_grid(maps, x.shape[2:])
 
 
 def extent(masks: Tensor) -> tuple[Tensor, Tensor]:

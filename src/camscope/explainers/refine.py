@@ -7,26 +7,29 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.base import COMMON, METHODS, Explainer, Maps, register
-from camscope.explainers.fusion import Fused
+from camscope.explainers.fusion import gathered, together
+from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.masks import stretched
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import SpatialLayer, spatial_layers
 from camscope.targets import Score
 
 MOST_STAGES = 4
+STRETCHED = "multiplied: each layer's map was stretched to 0..1"
 
 
 @register
 class RefineCAM(Explainer):
-    """The product of several layers' maps: Π_l U(relu(M_l) / max M_l), M Grad-CAM++'s (Domeniconi et al. 2026).
+    """The product of several layers' maps: Π_l n(U(n(relu(M_l)))), M Grad-CAM++'s (Domeniconi et al. 2026).
 
-    U brings a map to the finest grid. A factor is divided by its maximum, so that zero stays zero and only what a layer
-    has nothing for is ruled out; the authors' code stretches it from its minimum, which darkens what is even in a layer
-    (and stretches the product, which any picture does).
+    U brings a map to the finest grid; n stretches it to 0..1, as the authors' code does: what is weakest in a layer rules
+    out, so that an early layer, which is positive everywhere, still refines. A constant map says nothing, and is zero.
 
     `layers`: names (in one text, with commas between); None: the last layer of each resolution, of the four coarsest, as
     the authors choose them; it is found by at most three passes more, once. A model of one resolution, as most vision
@@ -62,7 +65,8 @@ class RefineCAM(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """One forward pass for all layers, one backward pass a score."""
         layers = self._stages(x, scores[0]) if self.layers is None else list(self.layers)
-        made = Fused.of(self._base, layers, "product").maps(x, scores)
+        columns = zip(*together([replace(self._base, layer=layer) for layer in layers], x, scores), strict=True)
+        made = [gathered(maps, _product([one.heat for one in maps]), STRETCHED) for maps in columns]
         if self.layers is not None:
             return made
         chosen = f"layers {', '.join(layers)} were chosen"
@@ -98,6 +102,12 @@ def stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest: str) -> li
     cells = {layer.name: math.prod(layer.layout.grid) for layer in layers}
     finer = [name for name in last.values() if cells[name] > cells.get(deepest, 0)]
     return [*sorted(finer, key=lambda name: -cells[name]), deepest][-MOST_STAGES:]
+
+
+def _product(maps: Sequence[Tensor]) -> Tensor:
+    """Several (N,*s) -> (N,*finest)."""
+    finest = max((one.shape[1:] for one in maps), key=math.prod)
+    return torch.stack([stretched(on_grid(stretched(one.relu()), finest)) for one in maps]).prod(0)
 
 
 def _parent(name: str) -> str:

@@ -136,8 +136,8 @@ class SSCAM(MaskedScores):
     def masking(self, x: Tensor) -> Masking:
         """Rows x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
         shape = (self.samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
-        drawn = self.sigma * torch.randn(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
-        noises = drawn.to(x)
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        noises = self.sigma * drawn.to(x)
         if self.noise == "map":
             return lambda rows, masks, turns: rows * (masks + noises[turns])
         return lambda rows, masks, turns: rows * masks + breadth(rows) * noises[turns]
@@ -166,8 +166,8 @@ class ISCAM(MaskedScores):
 
     def masking(self, x: Tensor) -> Masking:
         """Rows x ∘ H i/N."""
-        steps = (torch.arange(1, self.samples + 1, device=x.device) / self.samples).to(x.dtype)
-        steps = steps.view(-1, *[1] * (x.ndim - 1))
+        numbers = torch.arange(1, self.samples + 1, dtype=torch.float64)
+        steps = (numbers / self.samples).to(x).view(-1, *[1] * (x.ndim - 1))
         return lambda rows, masks, turns: rows * (masks * steps[turns])
 
 
