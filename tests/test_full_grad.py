@@ -58,8 +58,16 @@ def conv_relu(rank):
     return nn.Sequential(conv(3, 4, 3, 2, 1), norms, nn.ReLU(inplace=True), pool(2, 1), conv(4, 4, 3, padding="same"))
 
 
+def clipped():
+    """Depthwise, as in the nets that use them; what comes in is large enough to reach both ends."""
+    steps = [nn.Conv2d(3, 4, 3), nn.ReLU6(inplace=True), nn.Conv2d(4, 4, 3, groups=4), nn.Hardtanh(-0.5, 0.7)]
+    steps[0].weight.data *= 30
+    return nn.Sequential(*steps, nn.Flatten(), nn.Linear(80, 4), nn.ReLU6(), nn.Linear(4, 3))
+
+
 PIECEWISE_LINEAR = {
     "steps": (Steps, (3, 12, 10)),
+    "clipped": (clipped, (3, 9, 8)),
     "signal": (lambda: Pooled(conv_relu(1), 4), (3, 20)),
     "image": (lambda: Pooled(conv_relu(2), 4), (3, 9, 13)),
     "volume": (lambda: Pooled(conv_relu(3), 4), (3, 8, 7, 9)),
@@ -91,8 +99,9 @@ def test_a_smooth_model_has_a_gap_and_the_result_says_so():
     assert abs(float(parts.gap)) > 1e-3
     (note, *_) = FullGrad(model).explain(x, 1).notes
     numbers = [float(parts.score), float(parts.input), float(parts.placed), float(parts.unplaced)]
-    assert note.startswith("the score, {:.4g}, is {:.4g} of the input + {:.4g} of biases in the map".format(*numbers))
-    assert f"{float(parts.unplaced):.4g} of biases without a place (head) + {float(parts.gap):.2g} of neither" in note
+    assert note.startswith("the score, {:.4g}, is {:+.4g} of the input, {:+.4g} of biases in the map".format(*numbers))
+    ending = f"{numbers[3]:+.4g} of biases without a place (head), and {float(parts.gap):+.2g} of neither"
+    assert note.endswith(ending)
     assert not SimpleFullGrad(model).explain(x, 1).notes
 
 
