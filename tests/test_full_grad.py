@@ -61,8 +61,10 @@ def conv_relu(rank):
 def clipped():
     """Depthwise, as in the nets that use them; what comes in is large enough to reach both ends."""
     steps = [nn.Conv2d(3, 4, 3), nn.ReLU6(inplace=True), nn.Conv2d(4, 4, 3, groups=4), nn.Hardtanh(-0.5, 0.7)]
-    steps[0].weight.data *= 30
-    return nn.Sequential(*steps, nn.Flatten(), nn.Linear(80, 4), nn.ReLU6(), nn.Linear(4, 3))
+    ends = [nn.Flatten(), nn.Linear(80, 4), nn.ReLU6(), nn.Linear(4, 3)]
+    steps[0].weight.data *= 8
+    ends[1].weight.data *= 30
+    return nn.Sequential(*steps, *ends)
 
 
 PIECEWISE_LINEAR = {

@@ -119,12 +119,13 @@ class Watch(TorchFunctionMode):
             low, high = _argument(args, kwargs, 1, "min_val", low), _argument(args, kwargs, 2, "max_val", high)
         with torch.no_grad():  # as bools, a quarter of what the values would take until the backward pass
             above, below = output >= high, output <= low
-        values = partial(_constants, above, high, below if low else None, low)
+        values = partial(_constants, output.dtype, above, high, below if low else None, low)
         return Bias(func.__name__, values, self._last.get(output.shape, False))
 
 
-def _constants(above: Tensor, high: float, below: Tensor | None, low: float) -> Tensor:
-    return high * above if below is None else high * above + low * below
+def _constants(dtype: torch.dtype, above: Tensor, high: float, below: Tensor | None, low: float) -> Tensor:
+    values = high * above.to(dtype)
+    return values if below is None else values + low * below.to(dtype)
 
 
 def _of_a_norm(
