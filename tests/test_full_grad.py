@@ -327,6 +327,39 @@ def test_statistics_of_the_batch_are_not_a_bias():
     torch.testing.assert_close(completeness(model, x, 1).placed, expected.expand(2))
 
 
+def test_statistics_of_the_batch_are_not_a_bias_in_train_mode_either():
+    model, x = steps(Three)
+    model.norm.train()
+    for buffer in (model.norm.running_mean, model.norm.running_var):
+        buffer.fill_(100.0)
+    found = FullGrad(model, mode="as_is").attribute(x, 1)
+    model.norm.running_mean = model.norm.running_var = None
+    torch.testing.assert_close(found, FullGrad(model).attribute(x, 1))
+
+
+class Prefixed(nn.Module):
+    """Two tokens of zeros in front of the patches; only the first of them and the patches count."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 7, 2, 2), nn.Linear(7, 5), nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = F.relu(self.mix(torch.cat([x.new_zeros(len(x), 2, 7), x], 1)))
+        return self.head(x[:, 0] + x[:, 2:].mean(1))
+
+
+def test_tokens_without_a_cell_are_not_in_the_map():
+    model, x = steps(Prefixed)
+    parts = completeness(model, x, 1)
+    assert float(parts.gap.abs().max()) < 1e-13
+    alone = model.mix.bias.detach().relu()
+    torch.testing.assert_close(parts.unplaced, (model.head.weight[1] * alone).sum().detach().expand(2))
+    (note,) = FullGrad(model).explain(x[0], 1).notes
+    assert "biases without a place (tokens without a cell)" in note
+
+
 # Numbers
 
 
