@@ -58,8 +58,18 @@ def conv_relu(rank):
     return nn.Sequential(conv(3, 4, 3, 2, 1), norms, nn.ReLU(inplace=True), pool(2, 1), conv(4, 4, 3, padding="same"))
 
 
+def clipped():
+    """Depthwise, as in the nets that use them; what comes in is large enough to reach both ends."""
+    steps = [nn.Conv2d(3, 4, 3), nn.ReLU6(inplace=True), nn.Conv2d(4, 4, 3, groups=4), nn.Hardtanh(-0.5, 0.7)]
+    ends = [nn.Flatten(), nn.Linear(80, 4), nn.ReLU6(), nn.Linear(4, 3)]
+    steps[0].weight.data *= 8
+    ends[1].weight.data *= 30
+    return nn.Sequential(*steps, *ends)
+
+
 PIECEWISE_LINEAR = {
     "steps": (Steps, (3, 12, 10)),
+    "clipped": (clipped, (3, 9, 8)),
     "signal": (lambda: Pooled(conv_relu(1), 4), (3, 20)),
     "image": (lambda: Pooled(conv_relu(2), 4), (3, 9, 13)),
     "volume": (lambda: Pooled(conv_relu(3), 4), (3, 8, 7, 9)),
@@ -91,8 +101,9 @@ def test_a_smooth_model_has_a_gap_and_the_result_says_so():
     assert abs(float(parts.gap)) > 1e-3
     (note, *_) = FullGrad(model).explain(x, 1).notes
     numbers = [float(parts.score), float(parts.input), float(parts.placed), float(parts.unplaced)]
-    assert note.startswith("the score, {:.4g}, is {:.4g} of the input + {:.4g} of biases in the map".format(*numbers))
-    assert f"{float(parts.unplaced):.4g} of biases without a place (head) + {float(parts.gap):.2g} of neither" in note
+    assert note.startswith("the score, {:.4g}, is {:+.4g} of the input, {:+.4g} of biases in the map".format(*numbers))
+    ending = f"{numbers[3]:+.4g} of biases without a place (head), and {float(parts.gap):+.2g} of neither"
+    assert note.endswith(ending)
     assert not SimpleFullGrad(model).explain(x, 1).notes
 
 
@@ -314,6 +325,39 @@ def test_statistics_of_the_batch_are_not_a_bias():
     nn.init.normal_(norm.bias)
     expected = (model.head.weight[1] * norm.bias).sum().detach()
     torch.testing.assert_close(completeness(model, x, 1).placed, expected.expand(2))
+
+
+def test_statistics_of_the_batch_are_not_a_bias_in_train_mode_either():
+    model, x = steps(Three)
+    model.norm.train()
+    for buffer in (model.norm.running_mean, model.norm.running_var):
+        buffer.fill_(100.0)
+    found = FullGrad(model, mode="as_is").attribute(x, 1)
+    model.norm.running_mean = model.norm.running_var = None
+    torch.testing.assert_close(found, FullGrad(model).attribute(x, 1))
+
+
+class Prefixed(nn.Module):
+    """Two tokens of zeros in front of the patches; only the first of them and the patches count."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 7, 2, 2), nn.Linear(7, 5), nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = F.relu(self.mix(torch.cat([x.new_zeros(len(x), 2, 7), x], 1)))
+        return self.head(x[:, 0] + x[:, 2:].mean(1))
+
+
+def test_tokens_without_a_cell_are_not_in_the_map():
+    model, x = steps(Prefixed)
+    parts = completeness(model, x, 1)
+    assert float(parts.gap.abs().max()) < 1e-13
+    alone = model.mix.bias.detach().relu()
+    torch.testing.assert_close(parts.unplaced, (model.head.weight[1] * alone).sum().detach().expand(2))
+    (note,) = FullGrad(model).explain(x[0], 1).notes
+    assert "biases without a place (tokens without a cell)" in note
 
 
 # Numbers

@@ -23,18 +23,20 @@ CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpo
 PLACE_OF_BIAS = {**dict.fromkeys(CONVOLUTIONS, 2), F.linear: 2, F.group_norm: 3, F.layer_norm: 3}
 ON_THE_LAST_AXIS = (F.linear, F.layer_norm, F.multi_head_attention_forward)
 OWN_STATISTICS = {F.batch_norm: ("training", False), F.instance_norm: ("use_input_stats", True)}
+LIMITS = {F.hardtanh: (-1.0, 1.0), F.relu6: (0.0, 6.0)}
+ADDING = {*PLACE_OF_BIAS, *OWN_STATISTICS, *LIMITS, F.multi_head_attention_forward}
 
 
 @dataclass(frozen=True)
 class Bias:
-    """What one call of a function adds to each position of its output: `values` broadcast against it.
+    """What one call of a function adds to each position of its output: `values()` broadcast against it.
 
     `layer`: the module that holds it, or the function's name. `last`: whether the channels are on the last axis, else
     they are on axis 1. `samples`: the axis of the samples.
     """
 
     layer: str
-    values: Tensor
+    values: Callable[[], Tensor]
     last: bool
     samples: int = 0
 
@@ -52,14 +54,24 @@ class Bias:
 class Watch(TorchFunctionMode):
     """Inside the `with`, in this thread, the gradient at each output to which a bias is added goes to `arrived`.
 
-    It arrives during the backward pass, which may come after the `with`; none is kept. `everywhere`: the model may not
-    turn gradients off.
+    It arrives during the backward pass, which may come after the `with`; none is kept. `limits`: where an activation is
+    clipped, a constant takes the place of its input, and counts as a bias. `everywhere`: the model may not turn
+    gradients off.
     """
 
-    def __init__(self, model: nn.Module, arrived: Callable[[Bias, Tensor], None], *, everywhere: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        arrived: Callable[[Bias, Tensor], None],
+        *,
+        limits: bool = True,
+        everywhere: bool = False,
+    ) -> None:
         super().__init__()
         tensors = (*model.named_buffers(), *model.named_parameters())
         self._layers = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
+        self._watched = ADDING if limits else ADDING - LIMITS.keys()
+        self._last: dict[torch.Size, bool] = {}
         self._arrived, self._everywhere = arrived, everywhere
 
     def __torch_function__(
@@ -70,10 +82,10 @@ class Watch(TorchFunctionMode):
         if self._everywhere and func is torch._C._set_grad_enabled:
             return None
         result = func(*args, **given)
-        if func not in PLACE_OF_BIAS and func not in OWN_STATISTICS and func is not F.multi_head_attention_forward:
+        if func not in self._watched:
             return result
         path, output = next(leaves(result))
-        bias = self._bias(func, args, given, output.ndim)
+        bias = self._clipped(func, args, given, output) if func in LIMITS else self._added(func, args, given, output)
         if bias is None or not output.requires_grad:
             return result
         if output._is_view():  # an operation in place on a view would take the gradient past the hook
@@ -82,20 +94,38 @@ class Watch(TorchFunctionMode):
         on_gradient(output, partial(self._arrived, bias))
         return result
 
-    def _bias(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> Bias | None:
-        if func is F.multi_head_attention_forward:
-            found, values = [value := _argument(args, kwargs, 12, "out_proj_bias")], value
-        elif func in OWN_STATISTICS:
+    def _added(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
+    ) -> Bias | None:
+        of_attention = func is F.multi_head_attention_forward
+        if func in OWN_STATISTICS:
             found, values = _of_a_norm(args, kwargs, *OWN_STATISTICS[func])
         else:
-            found, values = [value := _argument(args, kwargs, PLACE_OF_BIAS[func], "bias")], value
+            place, name = (12, "out_proj_bias") if of_attention else (PLACE_OF_BIAS[func], "bias")
+            found = [values := _argument(args, kwargs, place, name)]
+        last = self._last[output.shape] = func in ON_THE_LAST_AXIS
         if values is None:
             return None
         layer = next((self._layers[id(tensor)] for tensor in found if id(tensor) in self._layers), func.__name__)
-        last = func in ON_THE_LAST_AXIS
-        spread = values.detach() if last else values.detach().view(-1, *[1] * (rank - 2))
+        spread = values.detach() if last else values.detach().view(-1, *[1] * (output.ndim - 2))
         # attention that is handed (N,T,C) works on (T,N,C) inside, and its function returns that
-        return Bias(layer, spread, last, 1 if func is F.multi_head_attention_forward and rank == 3 else 0)
+        return Bias(layer, lambda: spread, last, int(of_attention and output.ndim == 3))
+
+    def _clipped(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
+    ) -> Bias:
+        low, high = LIMITS[func]
+        if func is F.hardtanh:
+            low, high = _argument(args, kwargs, 1, "min_val", low), _argument(args, kwargs, 2, "max_val", high)
+        with torch.no_grad():  # as bools, a quarter of what the values would take until the backward pass
+            above, below = output >= high, output <= low
+        values = partial(_constants, output.dtype, above, high, below if low else None, low)
+        return Bias(func.__name__, values, self._last.get(output.shape, False))
+
+
+def _constants(dtype: torch.dtype, above: Tensor, high: float, below: Tensor | None, low: float) -> Tensor:
+    values = high * above.to(dtype)
+    return values if below is None else values + low * below.to(dtype)
 
 
 def _of_a_norm(

@@ -45,10 +45,10 @@ class Control(Explainer):
 
 @register
 class RandomCAM(WeightedChannels):
-    """Control: each channel weighs a random number in -1..1, the same for every input: relu Σ_k u_k A_k.
+    """Each channel weighs a random number in -1..1, the same for every input: relu Σ_k u_k A_k.
 
-    What is left of a CAM whose weights say nothing. It has no paper of its own; named is the one that asks every method
-    to do better than chance (Adebayo et al. 2018). `seed`: which numbers.
+    A control: what is left of a CAM whose weights say nothing. It has no paper of its own; named is the one that asks
+    every method to do better than chance (Adebayo et al. 2018). `seed`: which numbers.
     """
 
     name, paper = "randomcam", "arXiv:1810.03292"
@@ -65,10 +65,11 @@ class RandomCAM(WeightedChannels):
 
 @register
 class CentreGaussian(Control):
-    """Control: a Gaussian in the middle of the input, exp(-|p|² / 2 sigma²), whatever is in it.
+    """A Gaussian in the middle of the input, exp(-|p|² / 2 sigma²), whatever is in it.
 
-    Photographers put things there: whoever points to the centre finds many (Zhang et al. 2016 report it beside their
-    pointing game). `sigma`: in lengths of the input along each axis, so it is as round as the input is square.
+    A control: photographers put things there, and whoever points to the centre finds many (Zhang et al. 2016 report it
+    beside their pointing game). `sigma`: in lengths of the input along each axis, so it is as round as the input is
+    square.
     """
 
     name, paper = "centre", "arXiv:1608.00507"
@@ -90,10 +91,11 @@ class CentreGaussian(Control):
 
 @register
 class EdgeDetector(Control):
-    """Control: how steep the input's grey is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
+    """How steep the input's grey is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
 
-    What looks like an explanation without any model (Adebayo et al. 2018). Grey is the mean of the channels; beyond the
-    border the input goes on as it ends. `smoothing`: sigma of the Gaussian, in lengths of the input along each axis.
+    A control: what looks like an explanation without any model (Adebayo et al. 2018). Grey is the mean of the channels;
+    beyond the border the input goes on as it ends. `smoothing`: sigma of the Gaussian, in lengths of the input along
+    each axis.
     """
 
     name, paper = "edges", "arXiv:1810.03292"

@@ -7,8 +7,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from camscope.explainers.base import Explainer, Maps, register
+from camscope.explainers.biases import Bias
 from camscope.explainers.scope import calm, checked_input, survey
-from camscope.explainers.shares import Completeness, Shares, share_of_bias, taken_apart
+from camscope.explainers.shares import Completeness, Shares, taken_apart
 from camscope.targets import Question, Score
 
 
@@ -23,10 +24,11 @@ class WholeNetwork(Explainer):
     """
 
     backwards: ClassVar[str] = "1"
+    limits: ClassVar[bool] = False  # whether what an activation is clipped to counts as a bias
 
     @abstractmethod
-    def term(self, gradient: Tensor, bias: Tensor) -> Tensor:
-        """The gradient at a layer's output, the bias that was added there (broadcasts) -> what is mapped of them."""
+    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+        """The gradient at a layer's output, and the bias that was added there -> what is mapped of them."""
 
     def heat(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*S): see `maps`."""
@@ -34,7 +36,7 @@ class WholeNetwork(Explainer):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
-        every = taken_apart(x, scores, self.term, self.on_nonfinite)
+        every = taken_apart(x, scores, self)
         return [Maps(one.map(), zero_gradient=~one.reached, notes=self.said(one)) for one in every]
 
     def said(self, shares: Shares) -> tuple[str, ...]:
@@ -48,25 +50,27 @@ class FullGrad(WholeNetwork):
 
     z: the output to which bias b is added. Unstretched, with their signs, and with the biases that have no place, the
     shares add up to the score of a piecewise linear model: see `completeness`; the result says how far they do. A batch
-    norm with fixed statistics counts with the bias that it has as a linear layer.
+    norm with fixed statistics counts with the bias that it has as a linear layer, and a ReLU6 that is at its limit with
+    that limit (the authors' code leaves the latter out, and refuses such a model).
     """
 
     name, paper = "fullgrad", "arXiv:1905.00780"
+    limits: ClassVar[bool] = True
 
-    def term(self, gradient: Tensor, bias: Tensor) -> Tensor:
+    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """(N,K,*s): b ∘ ∂f/∂z"""
-        return share_of_bias(gradient, bias)
+        return gradient * bias.values()
 
     def said(self, shares: Shares) -> tuple[str, ...]:
         """The score as the sum of its parts."""
-        parts, several = shares.completeness(), len(shares.x) > 1
+        parts, samples, names = shares.completeness(), len(shares.x), list(shares.without_place)
         rows = (parts.score, parts.input, parts.placed, parts.unplaced, parts.gap)
         score, x, placed, unplaced, gap = (float(row.double().mean()) for row in rows)
-        whose = f"the mean score of {len(shares.x)} inputs" if several else "the score"
-        names = ", ".join(list(shares.without_place)[-3:]) or "none"
+        whose = "the score" if samples == 1 else f"the mean score of {samples} inputs"
+        where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"
         return (
-            f"{whose}, {score:.4g}, is {x:.4g} of the input + {placed:.4g} of biases in the map + {unplaced:.4g} of biases "
-            f"without a place ({names}) + {gap:.2g} of neither",
+            f"{whose}, {score:.4g}, is {x:+.4g} of the input, {placed:+.4g} of biases in the map, {unplaced:+.4g} of "
+            f"biases without a place ({where}), and {gap:+.2g} of neither",
         )
 
 
@@ -79,7 +83,7 @@ class SimpleFullGrad(WholeNetwork):
 
     name, paper = "simplefullgrad", "arXiv:1905.00780"
 
-    def term(self, gradient: Tensor, bias: Tensor) -> Tensor:
+    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """(N,K,*s): ∂f/∂z"""
         return gradient
 
@@ -89,7 +93,6 @@ def completeness(model: nn.Module, x: Tensor, target: Question = None) -> Comple
 
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
     """
-    known = survey(model)
-    with calm(known, "eval"):
-        score = Score(known.model, target)
-        return taken_apart(checked_input(x, known), [score], share_of_bias, "raise")[0].completeness()
+    tool, known = FullGrad(model), survey(model)
+    with calm(known, tool.mode):
+        return taken_apart(checked_input(x, known), [Score(known.model, target)], tool)[0].completeness()

@@ -1,7 +1,8 @@
 """Shares: what a score is the sum of, the input's part and every bias's, as one forward and one backward pass show it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,16 @@ from camscope.hooks.checkpoint import plain_checkpoints
 from camscope.targets import Score
 
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
-Term = Callable[[Tensor, Tensor], Tensor]
 
 
-def share_of_bias(gradient: Tensor, bias: Tensor) -> Tensor:
-    """B ∘ ∂f/∂z: what a bias contributes to a score, at each position of the output z to which it is added."""
-    return gradient * bias
+class Parting(Protocol):
+    """What must be known of a method that takes scores apart."""
+
+    on_nonfinite: OnNonFinite
+    limits: ClassVar[bool]
+
+    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+        """What is mapped of the gradient at the output to which a bias was added."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Shares:
 
     x: Tensor
     score: Tensor
-    on_nonfinite: OnNonFinite
+    method: Parting
     grids: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     without_place: dict[str, None] = field(default_factory=dict)
 
@@ -57,22 +62,22 @@ class Shares:
 
     def add_input(self, gradient: Tensor) -> None:
         """Take in the gradient (N,C,*S) at the input."""
-        checked_finite("the gradient at the input", gradient, self.on_nonfinite)
+        checked_finite("the gradient at the input", gradient, self.method.on_nonfinite)
         values = _full(gradient) * self.x
         self.input += values.flatten(1).sum(1)
         self._draw(values, gradient)
 
-    def add(self, term: Term, bias: Bias, gradient: Tensor) -> None:
+    def add(self, bias: Bias, gradient: Tensor) -> None:
         """Take in the gradient at the output to which a bias was added."""
-        checked_finite(f"the gradient at {bias.layer}", gradient, self.on_nonfinite)
+        checked_finite(f"the gradient at {bias.layer}", gradient, self.method.on_nonfinite)
         gradient = _full(gradient).movedim(bias.samples, 0)
-        values = term(gradient, bias.values)
+        values = self.method.term(gradient, bias)
         maps = bias.maps(values, self.x)
         placed = 0 if maps is None else maps.flatten(1).sum(1)
         self.placed += placed
         if maps is None or maps.numel() < values.numel():
             self.unplaced += self._by_sample(values) - placed
-            self.without_place[bias.layer] = None
+            self.without_place[bias.layer if maps is None else "tokens without a cell"] = None
         if maps is not None:
             self._draw(maps, gradient)
 
@@ -101,39 +106,37 @@ class Shares:
         return values.reshape(samples, -1).sum(1)
 
 
-def taken_apart(x: Tensor, scores: Sequence[Score], term: Term, on_nonfinite: OnNonFinite) -> list[Shares]:
-    """The sums of each score, from one forward pass; from a second one where the model cuts its input off.
+def taken_apart(x: Tensor, scores: Sequence[Score], method: Parting) -> list[Shares]:
+    """The shares of each score, from one forward pass; from a second one where the model cuts its input off.
 
     The second one lets the model turn gradients off nowhere.
     """
     for everywhere in (False, True):
         with torch.enable_grad(), autocast_uncached(), plain_checkpoints():
-            sums = _one_pass(x, scores, term, on_nonfinite, everywhere)
-        if sums is not None:
-            return sums
+            shares = _one_pass(x, scores, method, everywhere)
+        if shares is not None:
+            return shares
     raise ModelError(
         "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
         "inference_mode, or the target reads something else"
     )
 
 
-def _one_pass(
-    x: Tensor, scores: Sequence[Score], term: Term, on_nonfinite: OnNonFinite, everywhere: bool
-) -> list[Shares] | None:
+def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, everywhere: bool) -> list[Shares] | None:
     now: list[Shares] = []  # the score whose backward pass runs is the last one
 
     def arrived(bias: Bias, gradient: Tensor) -> None:
-        now[-1].add(term, bias, gradient)
+        now[-1].add(bias, gradient)
 
     leaf = x.detach().requires_grad_()
-    with Watch(scores[0].model, arrived, everywhere=everywhere):
+    with Watch(scores[0].model, arrived, limits=method.limits, everywhere=everywhere):
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         output = scores[0].forward(leaf.clone())
     torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on
     every = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
-    checked_finite("the score", torch.cat(every), on_nonfinite)
+    checked_finite("the score", torch.cat(every), method.on_nonfinite)
     for i, values in enumerate(every):
-        now.append(Shares(leaf.detach(), _full(values.detach()), on_nonfinite))
+        now.append(Shares(leaf.detach(), _full(values.detach()), method))
         if not values.requires_grad:
             return None
         more = i + 1 < len(every)
