@@ -5,17 +5,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import ModelError
 from camscope.explainers.biases import Bias, Watch
+from camscope.explainers.grids import on_grid
 from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.base import autocast_uncached
 from camscope.hooks.checkpoint import plain_checkpoints
 from camscope.targets import Score
-
-LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 class Parting(Protocol):
@@ -88,7 +86,7 @@ class Shares:
     def map(self) -> Tensor:
         """(N,*S)"""
         size = self.x.shape[2:]
-        return torch.stack([enlarged(maps, size) for maps in self.grids.values()]).sum(0)
+        return torch.stack([on_grid(maps, size) for maps in self.grids.values()]).sum(0)
 
     def _draw(self, values: Tensor, gradient: Tensor) -> None:
         drawn, some = stretched(values)
@@ -157,13 +155,6 @@ def stretched(values: Tensor) -> tuple[Tensor, Tensor]:
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
     sums = sizes.sum(1) - values.shape[1] * low
     return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
-
-
-def enlarged(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """(N,*s) -> (N,*size): linear interpolation between cell centres."""
-    if tuple(maps.shape[1:]) == tuple(size):
-        return maps
-    return F.interpolate(maps[:, None], tuple(size), mode=LINEAR[len(size)], align_corners=False)[:, 0]
 
 
 def _full(values: Tensor) -> Tensor:
