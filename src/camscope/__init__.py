@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
         METHODS,
+        Comparison,
         Explainer,
         GradCAM,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
         XGradCAM,
+        compare,
         fuse,
     )
     from camscope.explanation import Explanation
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CAM",
     "METHODS",
+    "Comparison",
     "Explainer",
     "Explanation",
     "GradCAM",
@@ -46,6 +49,7 @@ __all__ = [
     "XGradCAM",
     "__version__",
     "clip_gradients",
+    "compare",
     "edit",
     "extract",
     "fuse",
@@ -55,7 +59,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": "CAM METHODS Comparison Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM compare fuse",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

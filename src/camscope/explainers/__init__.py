@@ -3,6 +3,7 @@
 from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.comparison import Comparison, compare
 from camscope.explainers.fusion import fuse
 from camscope.explainers.gradient_cam import GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
 from camscope.explainers.layer import LayerExplainer
@@ -13,6 +14,7 @@ __all__ = [
     "METHODS",
     "SPACE",
     "AblationCAM",
+    "Comparison",
     "Explainer",
     "GradCAM",
     "GradCAMPlusPlus",
@@ -21,6 +23,7 @@ __all__ = [
     "LayerExplainer",
     "ScoreCAM",
     "XGradCAM",
+    "compare",
     "fuse",
     "register",
 ]

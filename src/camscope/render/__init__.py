@@ -6,6 +6,7 @@ from camscope.render.overlay import not_covered, overlay
 from camscope.render.panel import beside, captioned, colour_bar, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
 from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
+from camscope.render.sheet import Cell, sheet
 
 __all__ = [
     "COLORMAPS",
@@ -13,6 +14,7 @@ __all__ = [
     "FORMATS",
     "PERCEPTUAL",
     "Box",
+    "Cell",
     "Picture",
     "beside",
     "boxes",
@@ -29,4 +31,5 @@ __all__ = [
     "not_covered",
     "overlay",
     "panel",
+    "sheet",
 ]

@@ -1,0 +1,295 @@
+"""compare: explanations of one image side by side, from as few passes as possible, and where they coincide."""
+
+import base64
+import html
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from camscope import render
+from camscope.errors import CamscopeError, CamscopeWarning, InputError, OutputError, TargetError
+from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
+from camscope.explainers.arrangement import Entry, arranged
+from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
+from camscope.explainers.scope import Precision
+from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
+from camscope.files import write_bytes
+from camscope.targets import Question
+
+Method = str | type[Explainer] | Explainer
+USUAL = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What several methods say of one image: a row for each class (and layer), a column for each method.
+
+    `explanations`: row by row; a method that has no layer to choose appears once a class. `entries`: the place and the
+    price of each. `coincidences`: groups of one class whose displayed map is the same.
+    """
+
+    explanations: tuple[Explanation, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    entries: tuple[Entry, ...] = field(repr=False)
+    coincidences: tuple[Coincidence, ...] = field(repr=False)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The coincidences in words; what holds for several classes is said once."""
+        entries = dict(zip(map(id, self.explanations), self.entries, strict=True))
+        said: dict[tuple[str, str], list[Explanation]] = {}
+        for group in self.coincidences:
+            words = _in_words(group, [entries[id(one)].method for one in group.explanations])
+            said.setdefault(words, []).append(group.explanations[0])
+        questions = len({entry.question for entry in self.entries})
+        return tuple(f"{names}{_of(asked, questions)}{why}" for (names, why), asked in said.items())
+
+    def correlations(self, kind: Literal["pearson", "spearman"] = "pearson") -> Floats:
+        """(M,M): correlation of the maps as displayed, in the order of `explanations`; NaN beside a constant map."""
+        return correlations(self.explanations, kind)
+
+    def table(self) -> list[dict[str, Any]]:
+        """The numbers, a dict for each explanation; `correlation`: Pearson's, with the first of the same class."""
+        matrix, firsts, rows = self.correlations(), dict[int, int](), []
+        for n, (one, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
+            first = firsts.setdefault(entry.question, n)
+            facts = {key: getattr(one, key) for key in ("layer", "target", "label", "score", "probability", "status")}
+            price = {key: getattr(entry, key) for key in ("forwards", "backwards", "seconds")}
+            rows.append({"method": entry.method, **facts, **price, "correlation": float(matrix[first, n])})
+        return rows
+
+    def figure(
+        self,
+        *,
+        scale: Scale | Literal["shared"] = "max",
+        alpha: float = 0.85,
+        colormap: str = "inferno",
+        columns: int | None = None,
+        height: int = 256,
+    ) -> Pixels:
+        """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`.
+
+        `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
+        between methods and layers the numbers cannot. `columns`: pictures side by side; `height`: rows of a picture.
+        """
+        scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
+        drawn = {
+            (entry.row, entry.column): render.Cell(
+                one.overlay(scale=own, alpha=alpha, colormap=colormap, height=height),
+                self.columns[entry.column],
+                one.flag,
+            )
+            for one, entry, own in zip(self.explanations, self.entries, scales, strict=True)
+        }
+        first = self.explanations[0]
+        photo = first.image if first.image is not None else first.seen
+        rows = [
+            [
+                *([] if photo is None else [render.Cell(photo, label)]),
+                *(drawn.get((row, column)) for column in range(len(self.columns))),
+            ]
+            for row, label in enumerate(self.rows)
+        ]
+        legend = _legend(scale, colormap)
+        return render.sheet(rows, title=self.title, legend=legend, colormap=colormap, columns=columns, height=height)
+
+    @property
+    def title(self) -> str:
+        """What all have in common: the image's name, the class and the layer where there is one of them."""
+        first, layers = self.explanations[0], {one.layer for one in self.explanations} - {None}
+        asked = len({entry.question for entry in self.entries})
+        answer = first.answer if asked == 1 and len(self.rows) > 1 else None
+        return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Write the figure (`.png`, `.jpg`, `.webp`)."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in render.FORMATS:
+            raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
+        return write_bytes(path, render.encode(self.figure(), suffix), overwrite=overwrite)
+
+    def _repr_png_(self) -> bytes | None:
+        return render.encode(self.figure(), ".png") if self.explanations[0].heat.ndim == 2 else None
+
+    def _repr_html_(self) -> str:
+        picture, words = self._repr_png_(), html.escape(self.title)
+        said = "<br>".join([words, *map(html.escape, self.sentences)])
+        if picture is None:
+            return f"<p>{said}</p>"
+        data = base64.b64encode(picture).decode()
+        return f'<figure><img src="data:image/png;base64,{data}" alt="{words}"><figcaption>{said}</figcaption></figure>'
+
+
+def compare(
+    model: nn.Module,
+    image: Any,
+    methods: Sequence[Method] = USUAL,
+    *,
+    layers: Sequence[str | nn.Module] | None = None,
+    targets: Sequence[Question] = (None,),
+    preprocess: Any = None,
+    categories: Sequence[str] | None = None,
+    precision: Precision | None = None,
+    leave_out: bool = False,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Several methods, layers and classes on one image: one forward pass and one backward pass a class for all that can share.
+
+    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules; None:
+    the last layer with spatial extent. `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see
+    Explainer. `leave_out`: a method that has no answer for this model is left out, with a warning; else it is an error.
+    `watch`: told which methods work next.
+    """
+    if isinstance(methods, str) or isinstance(layers, str | nn.Module):
+        raise InputError(
+            "methods and layers are lists: compare(model, image, ['gradcam', 'layercam'], layers=['layer4'])"
+        )
+    if isinstance(targets, str | int) or callable(targets):
+        raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
+    settings = {"preprocess": preprocess, "categories": categories, "precision": precision}
+    tools = [tool for method in methods for tool in _tools(model, method, layers, settings)]
+    return compare_each(tools, image, targets, leave_out=leave_out, watch=watch)
+
+
+def compare_each(
+    tools: Sequence[Explainer],
+    image: Any,
+    targets: Sequence[Question],
+    *,
+    leave_out: bool = False,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Comparison of explainers of one model; see `compare`."""
+    riders, clock = witnesses(tools), _Clock(watch)
+    try:
+        found = explain_each([*tools, *riders], image, targets, watch=clock)
+    except CamscopeError:
+        if not leave_out or len(tools) < 2:
+            raise
+        tools, found, riders = *_suited(tools, image, targets, clock), []
+    own, seen = found[: len(tools)], found[len(tools) :]
+    places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
+    explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
+    groups = []
+    for q in range(len(targets)):
+        asked = [n for n, entry in enumerate(places.entries) if entry.question == q]
+        made = [tools[places.methods[n]] for n in asked]
+        facts = {row[q].layer: rider.facts[q] for rider, row in zip(riders, seen, strict=True)}
+        groups += coincidences([explanations[n] for n in asked], made, facts)
+    return Comparison(
+        tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
+    )
+
+
+class _Clock:
+    """Seconds that each method took: what a pass took is shared out evenly among those that shared it."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch, self._seconds = watch, dict[int, float]()
+        self._working, self._since = list[Explainer](), time.perf_counter()
+
+    def __call__(self, tools: Sequence[Explainer]) -> None:
+        self._note()
+        self._working = [tool for tool in tools if not isinstance(tool, Witness)]
+        if self._watch is not None:
+            self._watch(self._working)
+
+    def of(self, tool: Explainer) -> float:
+        """Seconds of one method; asked when all is done."""
+        self._note()
+        return self._seconds.get(id(tool), 0.0)
+
+    def _note(self) -> None:
+        now = time.perf_counter()
+        for tool in self._working:
+            self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
+        self._working, self._since = [], now
+
+
+def _tools(
+    model: nn.Module, method: Method, layers: Sequence[str | nn.Module] | None, settings: dict[str, Any]
+) -> list[Explainer]:
+    """A method at each layer; once where it has no layer to choose, or comes ready made."""
+    if isinstance(method, Explainer):
+        return [method]
+    kind = kind_of(method)
+    known = signature(kind).parameters
+    given = {name: value for name, value in settings.items() if name in known}
+    if layers is None or "layer" not in known:
+        return [kind(model, **given)]
+    return [kind(model, **{"layer": layer, **given}) for layer in layers]
+
+
+def _suited(
+    tools: Sequence[Explainer], image: Any, targets: Sequence[Question], watch: Watch
+) -> tuple[list[Explainer], list[list[Explanation]]]:
+    """The methods that have an answer, each asked by itself, and their answers; the first error where none has."""
+    answered, found, errors = [], [], []
+    for tool in tools:
+        try:
+            found += explain_each([tool], image, targets, watch=watch)
+            answered.append(tool)
+        except CamscopeError as error:
+            errors.append((tool, error))
+    if not answered:
+        raise errors[0][1]
+    for tool, why in errors:
+        warnings.warn(f"{tool.name} is left out: {why}", CamscopeWarning, stacklevel=4)
+    return answered, found
+
+
+def _in_words(group: Coincidence, methods: Sequence[str]) -> tuple[str, str]:
+    """`gradcam and xgradcam draw one map at layer4`, and why."""
+    layers = list(dict.fromkeys(one.layer for one in group.explanations))
+    several = len(layers) > 1
+    names = [
+        f"{name} at {one.layer}" if several else name for name, one in zip(methods, group.explanations, strict=True)
+    ]
+    where = f" at {layers[0]}" if layers[0] and not several else ""
+    signed = [name for name, one in zip(names, group.explanations, strict=True) if float(one.heat.min()) < 0]
+    below = f"; {_listed(signed)} also {'has' if len(signed) == 1 else 'have'} a negative part" if signed else ""
+    return f"{_listed(names)} draw one map{where}", _why(group, names) + (below if len(signed) < len(names) else "")
+
+
+def _why(group: Coincidence, names: Sequence[str]) -> str:
+    explained = [name for name, one in zip(names, group.explanations, strict=True) if one in group.explained]
+    if not explained:
+        return ": the maps are the same here"
+    rest = [name for name in names if name not in explained]
+    whose = f"the formulas of {_listed(explained)} are one" if rest else "their formulas are one"
+    because = f"{' and '.join(group.because)}, so " if group.because else ""
+    return f": {because}{whose}" + (f"; {_listed(rest)} {_agrees(rest)} here" if rest else "")
+
+
+def _agrees(names: Sequence[str]) -> str:
+    return "is the same" if len(names) == 1 else "are the same"
+
+
+def _of(asked: Sequence[Explanation], questions: int) -> str:
+    """For which classes, where there are several."""
+    if questions == 1:
+        return ""
+    return " for every class" if len(asked) == questions else f" for {_listed([one.label for one in asked])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b and c`"""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:
+    """What the bottom and the top colour mean."""
+    if isinstance(scale, tuple):
+        return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
+    signed = colormap == render.DIVERGING
+    strongest = "strongest value" if signed or scale == "symmetric" else "maximum"
+    whose = f"{strongest} of the method over all classes" if scale == "shared" else f"{strongest} of each map"
+    return f"minus the {strongest}" if signed else "0", whose
