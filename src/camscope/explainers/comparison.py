@@ -4,21 +4,22 @@ import base64
 import html
 import os
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from camscope import render
-from camscope.errors import CamscopeError, CamscopeWarning, InputError, OutputError, TargetError
+from camscope.errors import CamscopeError, InputError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
 from camscope.explainers.arrangement import Entry, arranged
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
+from camscope.explainers.suited import explain_apart
 from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
 from camscope.files import write_bytes
 from camscope.targets import Question
@@ -35,7 +36,7 @@ class Comparison:
     price of each. `coincidences`: groups of one class whose displayed map is the same.
     """
 
-    explanations: tuple[Explanation, ...]
+    explanations: tuple[Explanation, ...] = field(repr=False)
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     entries: tuple[Entry, ...] = field(repr=False)
@@ -72,34 +73,35 @@ class Comparison:
         scale: Scale | Literal["shared"] = "max",
         alpha: float = 0.85,
         colormap: str = "inferno",
+        crop: bool = True,
         columns: int | None = None,
         height: int = 256,
     ) -> Pixels:
         """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`.
 
         `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
-        between methods and layers the numbers cannot. `columns`: pictures side by side; `height`: rows of a picture.
+        between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
+        marking it. `columns`: pictures side by side; `height`: rows of a picture.
         """
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
-        drawn = {
-            (entry.row, entry.column): render.Cell(
-                one.overlay(scale=own, alpha=alpha, colormap=colormap, height=height),
-                self.columns[entry.column],
-                one.flag,
-            )
-            for one, entry, own in zip(self.explanations, self.entries, scales, strict=True)
-        }
+        part = _part_shown(self.explanations) if crop else None
+        drawn = {}
+        for one, entry, own in zip(self.explanations, self.entries, scales, strict=True):
+            picture = one.overlay(scale=own, alpha=alpha, colormap=colormap)
+            cell = render.Cell(picture[part or ...], self.columns[entry.column], one.flag)
+            drawn[entry.row, entry.column] = cell
         first = self.explanations[0]
         photo = first.image if first.image is not None else first.seen
         rows = [
             [
-                *([] if photo is None else [render.Cell(photo, label)]),
+                *([] if photo is None else [render.Cell(photo[part or ...], label)]),
                 *(drawn.get((row, column)) for column in range(len(self.columns))),
             ]
             for row, label in enumerate(self.rows)
         ]
+        title = f"{self.title} · as far as the model saw it" if part else self.title
         legend = _legend(scale, colormap)
-        return render.sheet(rows, title=self.title, legend=legend, colormap=colormap, columns=columns, height=height)
+        return render.sheet(rows, title=title, legend=legend, colormap=colormap, columns=columns, height=height)
 
     @property
     def title(self) -> str:
@@ -174,7 +176,8 @@ def compare_each(
     except CamscopeError:
         if not leave_out or len(tools) < 2:
             raise
-        tools, found, riders = *_suited(tools, image, targets, clock), []
+        riders = []
+        tools, found = explain_apart(tools, image, targets, watch=clock)
     own, seen = found[: len(tools)], found[len(tools) :]
     places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
     explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
@@ -228,22 +231,20 @@ def _tools(
     return [kind(model, **{"layer": layer, **given}) for layer in layers]
 
 
-def _suited(
-    tools: Sequence[Explainer], image: Any, targets: Sequence[Question], watch: Watch
-) -> tuple[list[Explainer], list[list[Explanation]]]:
-    """The methods that have an answer, each asked by itself, and their answers; the first error where none has."""
-    answered, found, errors = [], [], []
-    for tool in tools:
-        try:
-            found += explain_each([tool], image, targets, watch=watch)
-            answered.append(tool)
-        except CamscopeError as error:
-            errors.append((tool, error))
-    if not answered:
-        raise errors[0][1]
-    for tool, why in errors:
-        warnings.warn(f"{tool.name} is left out: {why}", CamscopeWarning, stacklevel=4)
-    return answered, found
+def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
+    """The rows and columns of the image that the model was shown; None where that is all, unknown, or not one part."""
+    parts = set()
+    for one in explanations:
+        if one.image is None or one.placement is None:
+            return None
+        pixels = np.nonzero(one.covered())
+        parts.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
+    whole = tuple((0, extent) for extent in explanations[0].covered().shape)
+    found = parts.pop()
+    if parts or found == whole or len(found) != 2:
+        return None
+    (top, bottom), (left, right) = found
+    return slice(top, bottom), slice(left, right)
 
 
 def _in_words(group: Coincidence, methods: Sequence[str]) -> tuple[str, str]:
