@@ -294,7 +294,7 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = "inferno"
     largest: dict[object, float] = {}
     keys = [(one.method, one.layer, tuple(sorted(map(str, one.parameters.items())))) for one in explanations]
     for key, one in zip(keys, explanations, strict=True):
-        values = np.nan_to_num(one.heat, nan=0.0, posinf=0.0, neginf=0.0)
+        values = one.heatmap(one._best_size(), scale=None)
         own = float((abs(values) if signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), own)
     return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]

@@ -46,12 +46,15 @@ class Comparison:
     def sentences(self) -> tuple[str, ...]:
         """The coincidences in words; what holds for several classes is said once."""
         entries = dict(zip(map(id, self.explanations), self.entries, strict=True))
-        said: dict[tuple[str, str], list[Explanation]] = {}
+        said: dict[tuple[tuple[str, ...], str, str], list[Coincidence]] = {}
         for group in self.coincidences:
             words = _in_words(group, [entries[id(one)].method for one in group.explanations])
-            said.setdefault(words, []).append(group.explanations[0])
+            said.setdefault(words, []).append(group)
         questions = len({entry.question for entry in self.entries})
-        return tuple(f"{names}{_of(asked, questions)}{why}" for (names, why), asked in said.items())
+        return tuple(
+            f"{_listed(names)} draw one map{where}{_of(groups, questions)}: {why}{_below(names, groups)}"
+            for (names, where, why), groups in said.items()
+        )
 
     def correlations(self, kind: Literal["pearson", "spearman"] = "pearson") -> Floats:
         """(M,M): correlation of the maps as displayed, in the order of `explanations`; NaN beside a constant map."""
@@ -247,38 +250,46 @@ def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | No
     return slice(top, bottom), slice(left, right)
 
 
-def _in_words(group: Coincidence, methods: Sequence[str]) -> tuple[str, str]:
-    """`gradcam and xgradcam draw one map at layer4`, and why."""
-    layers = list(dict.fromkeys(one.layer for one in group.explanations))
-    several = len(layers) > 1
-    names = [
-        f"{name} at {one.layer}" if several else name for name, one in zip(methods, group.explanations, strict=True)
-    ]
-    where = f" at {layers[0]}" if layers[0] and not several else ""
-    signed = [name for name, one in zip(names, group.explanations, strict=True) if float(one.heat.min()) < 0]
-    below = f"; {_listed(signed)} also {'has' if len(signed) == 1 else 'have'} a negative part" if signed else ""
-    return f"{_listed(names)} draw one map{where}", _why(group, names) + (below if len(signed) < len(names) else "")
+def _in_words(group: Coincidence, methods: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
+    """The names of the methods, ` at layer4`, and why they coincide."""
+    layers = {one.layer for one in group.explanations}
+    if len(layers) > 1:
+        names = tuple(f"{name} at {one.layer}" for name, one in zip(methods, group.explanations, strict=True))
+        return names, "", _why(group, names)
+    layer = layers.pop()
+    return tuple(methods), f" at {layer}" if layer else "", _why(group, methods)
 
 
 def _why(group: Coincidence, names: Sequence[str]) -> str:
     explained = [name for name, one in zip(names, group.explanations, strict=True) if one in group.explained]
     if not explained:
-        return ": the maps are the same here"
+        return "the maps are the same here"
     rest = [name for name in names if name not in explained]
     whose = f"the formulas of {_listed(explained)} are one" if rest else "their formulas are one"
     because = f"{' and '.join(group.because)}, so " if group.because else ""
-    return f": {because}{whose}" + (f"; {_listed(rest)} {_agrees(rest)} here" if rest else "")
+    return f"{because}{whose}" + (f"; {_listed(rest)} {_agrees(rest)} here" if rest else "")
+
+
+def _below(names: Sequence[str], groups: Sequence[Coincidence]) -> str:
+    """Which of them go below zero, where others do not: what is the same is what is displayed."""
+    heats = [[float(group.explanations[i].heat.min()) for group in groups] for i in range(len(names))]
+    signed = [name for name, lowest in zip(names, heats, strict=True) if min(lowest) < 0]
+    if len(signed) in (0, len(names)):
+        return ""
+    return f"; {_listed(signed)} also {'has' if len(signed) == 1 else 'have'} a negative part"
 
 
 def _agrees(names: Sequence[str]) -> str:
     return "is the same" if len(names) == 1 else "are the same"
 
 
-def _of(asked: Sequence[Explanation], questions: int) -> str:
+def _of(groups: Sequence[Coincidence], questions: int) -> str:
     """For which classes, where there are several."""
     if questions == 1:
         return ""
-    return " for every class" if len(asked) == questions else f" for {_listed([one.label for one in asked])}"
+    if len(groups) == questions:
+        return " for every class"
+    return f" for {_listed([group.explanations[0].label for group in groups])}"
 
 
 def _listed(names: Sequence[str]) -> str:
