@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from camscope.explainers import Comparison, Explainer
     from camscope.explainers.base import Watch
 
-EXAMPLE = "camscope compare camscope-demo/images/1-nodule.png --methods gradcam,hirescam,layercam"
+EXAMPLE = "camscope compare camscope-demo/images/1-nodule.png --classes 1,2"
+LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
 USUAL = "gradcam,gradcam++,xgradcam,hirescam,layercam"
 
 
@@ -111,6 +112,7 @@ def _tell(found: "Comparison", path: Path, file: Path, remarks: Sequence[str]) -
     console = base.out()
     console.print(base.styled((base.shown(path), "bold cyan")), soft_wrap=True)
     console.print(_table(found))
+    console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
     for sentence in found.sentences:
         console.print(base.styled(("same    ", "bold"), (base.shown(sentence), "")), soft_wrap=True)
     notes = [*remarks, *(note for one in found.explanations for note in one.notes)]
@@ -120,7 +122,7 @@ def _tell(found: "Comparison", path: Path, file: Path, remarks: Sequence[str]) -
 
 
 def _table(found: "Comparison") -> "Table":
-    """A line for each map. What shares a pass shares its seconds; correlation: with the first map of the class."""
+    """A line for each map."""
     from rich.text import Text
 
     from camscope.explanation import OK

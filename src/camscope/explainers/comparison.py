@@ -303,5 +303,5 @@ def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING
     strongest = "strongest value" if signed or scale == "symmetric" else "maximum"
-    whose = f"{strongest} of the method over all classes" if scale == "shared" else f"{strongest} of each map"
+    whose = f"{strongest} of a method over the classes" if scale == "shared" else f"{strongest} of each map"
     return f"minus the {strongest}" if signed else "0", whose

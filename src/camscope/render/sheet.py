@@ -66,7 +66,7 @@ def _header(title: str, legend: tuple[str, str] | None, colormap: str, wide: int
     left = [text_tile(title, size)] if title else []
     if left and right and left[0].shape[1] + right[0].shape[1] > room:
         left = [text_tile(title, size, width=min(room, left[0].shape[1]), lines=2)]
-        return [_line(left[:1], [], wide, gap), _line([], right, wide, gap)]
+        return [_line(left, [], wide, gap), _line(right, [], wide, gap)]
     return [_line(left, right, wide, gap)] if left or right else []
 
 
