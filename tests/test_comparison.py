@@ -12,6 +12,7 @@ from camscope import Explanation, compare, load_model
 from camscope.errors import CamscopeWarning, InputError, LayerError, OutputError, TargetError
 from camscope.explainers import CAM, Explainer, GradCAM, HiResCAM, LayerCAM, ScoreCAM
 from camscope.explainers.agreement import EVEN, POSITIVE, correlations
+from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.comparison import compare_each
 from camscope.explainers.suited import explain_suited
 from camscope.explanation import shared_scales
@@ -62,6 +63,15 @@ class Elementwise(CAM):
 
     def contributions(self, features):
         return super().contributions(features).relu()
+
+
+class Classifier(WeightedChannels):
+    """The head's own row for weights (Zhou et al. 2016)."""
+
+    name, paper = "cam", "arXiv:1512.04150"
+
+    def channel_weights(self, features):
+        return self.model.head.weight.detach()[features.score.classes][..., None]
 
 
 class Unsuited(CAM):
@@ -143,9 +153,16 @@ def test_methods_that_are_one_behind_a_pooling_are_said_to_be():
             drawn, expected = (np.maximum(e.heat, 0) / e.heat.max() for e in (one, first))
             np.testing.assert_allclose(drawn, expected, atol=1e-4)
     (sentence,) = found.sentences
-    assert sentence.startswith("gradcam, xgradcam and hirescam draw one map at features for every class: the gradient")
+    assert sentence.startswith("gradcam, xgradcam and hirescam are one map at features for every class: the gradient")
     assert "one number per channel" in sentence
-    assert sentence.endswith("hirescam also has a negative part")
+    assert "; hirescam also has a negative part" in sentence
+
+
+def test_the_classifiers_own_weights_are_that_gradient():
+    model, x = CASES["pooled"].make(dtype=torch.float64)
+    (group,) = compare(model, x[0], ["gradcam", Classifier], layers=["features"], targets=[0]).coincidences
+    assert group.because == (EVEN,)
+    assert [one.method for one in group.explained] == ["gradcam", "cam"]
 
 
 @quiet
@@ -171,7 +188,7 @@ def test_maps_that_are_the_same_by_chance_are_not_explained():
     found = compare(model, x[None], ["gradcam", "hirescam"], layers=["features"], targets=[1])
     (group,) = found.coincidences
     assert (group.because, group.explained) == ((), ())
-    assert found.sentences == ("gradcam and hirescam draw one map at features: the maps are the same here",)
+    assert found.sentences == ("gradcam and hirescam are one map at features: the maps are the same here",)
 
 
 def test_a_method_of_ones_own_is_explained_by_its_formula_and_what_is_true_of_the_layer():
@@ -198,7 +215,7 @@ def test_maps_without_evidence_coincide_with_nothing_and_two_layers_have_no_comm
         GradCAM(model, name, layout="channels_first") for name in ("features.5", "features")
     ]  # one and the same tensor, by two names
     (sentence,) = compare(model, x[0], tools, targets=[0]).sentences
-    assert sentence == "gradcam at features.5 and gradcam at features draw one map: the maps are the same here"
+    assert sentence == "gradcam at features.5 and gradcam at features are one map: the maps are the same here"
 
 
 def explanation(heat):
@@ -349,7 +366,7 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
     with pytest.raises(OutputError, match="cannot write"):
         found.save(tmp_path / "a.gif")
     page = found._repr_html_()
-    assert "gradcam and hirescam draw one map" in page
+    assert "gradcam and hirescam are one map" in page
     assert "data:image/png;base64," in page
     assert len(repr(found)) < 300
 

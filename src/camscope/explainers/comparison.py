@@ -19,6 +19,7 @@ from camscope.explainers.agreement import Coincidence, Witness, coincidences, co
 from camscope.explainers.arrangement import Entry, arranged
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
+from camscope.explainers.sentences import sentences
 from camscope.explainers.suited import explain_apart
 from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
 from camscope.files import write_bytes
@@ -45,16 +46,8 @@ class Comparison:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The coincidences in words; what holds for several classes is said once."""
-        entries = dict(zip(map(id, self.explanations), self.entries, strict=True))
-        said: dict[tuple[tuple[str, ...], str, str], list[Coincidence]] = {}
-        for group in self.coincidences:
-            words = _in_words(group, [entries[id(one)].method for one in group.explanations])
-            said.setdefault(words, []).append(group)
-        questions = len({entry.question for entry in self.entries})
-        return tuple(
-            f"{_listed(names)} draw one map{where}{_of(groups, questions)}: {why}{_below(names, groups)}"
-            for (names, where, why), groups in said.items()
-        )
+        methods = {id(one): entry.method for one, entry in zip(self.explanations, self.entries, strict=True)}
+        return sentences(self.coincidences, methods, len({entry.question for entry in self.entries}))
 
     def correlations(self, kind: Literal["pearson", "spearman"] = "pearson") -> Floats:
         """(M,M): correlation of the maps as displayed, in the order of `explanations`; NaN beside a constant map."""
@@ -248,53 +241,6 @@ def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | No
         return None
     (top, bottom), (left, right) = found
     return slice(top, bottom), slice(left, right)
-
-
-def _in_words(group: Coincidence, methods: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """The names of the methods, ` at layer4`, and why they coincide."""
-    layers = {one.layer for one in group.explanations}
-    if len(layers) > 1:
-        names = tuple(f"{name} at {one.layer}" for name, one in zip(methods, group.explanations, strict=True))
-        return names, "", _why(group, names)
-    layer = layers.pop()
-    return tuple(methods), f" at {layer}" if layer else "", _why(group, methods)
-
-
-def _why(group: Coincidence, names: Sequence[str]) -> str:
-    explained = [name for name, one in zip(names, group.explanations, strict=True) if one in group.explained]
-    if not explained:
-        return "the maps are the same here"
-    rest = [name for name in names if name not in explained]
-    whose = f"the formulas of {_listed(explained)} are one" if rest else "their formulas are one"
-    because = f"{' and '.join(group.because)}, so " if group.because else ""
-    return f"{because}{whose}" + (f"; {_listed(rest)} {_agrees(rest)} here" if rest else "")
-
-
-def _below(names: Sequence[str], groups: Sequence[Coincidence]) -> str:
-    """Which of them go below zero, where others do not: what is the same is what is displayed."""
-    heats = [[float(group.explanations[i].heat.min()) for group in groups] for i in range(len(names))]
-    signed = [name for name, lowest in zip(names, heats, strict=True) if min(lowest) < 0]
-    if len(signed) in (0, len(names)):
-        return ""
-    return f"; {_listed(signed)} also {'has' if len(signed) == 1 else 'have'} a negative part"
-
-
-def _agrees(names: Sequence[str]) -> str:
-    return "is the same" if len(names) == 1 else "are the same"
-
-
-def _of(groups: Sequence[Coincidence], questions: int) -> str:
-    """For which classes, where there are several."""
-    if questions == 1:
-        return ""
-    if len(groups) == questions:
-        return " for every class"
-    return f" for {_listed([group.explanations[0].label for group in groups])}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """`a, b and c`"""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:

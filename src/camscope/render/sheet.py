@@ -11,7 +11,7 @@ from camscope.render.panel import FRAME, padded, panel, surrounded
 from camscope.render.picture import PAPER, Picture, checked_picture
 from camscope.render.text import text_tile
 
-WIDTH, MOST = 1840, 6  # pixels of a sheet, and pictures side by side, unless asked for
+WIDTH, MOST = 1900, 7  # pixels of a sheet, and pictures side by side, unless asked for
 
 
 class Cell(NamedTuple):
