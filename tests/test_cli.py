@@ -25,7 +25,7 @@ from camscope.phantom import draw
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 INFERNO_TOP = (252, 255, 164)
-COMMANDS = ("demo", "explain", "layers", "features", "methods")
+COMMANDS = ("demo", "explain", "compare", "layers", "features", "methods")
 
 EXPLODING = """
 from torch import nn

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Augmented,
         BagCAM,
         CentreGaussian,
+        Comparison,
         Concepts,
         Contrast,
         DeepFeatureFactorization,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         SmoothGradCAMPlusPlus,
         XGradCAM,
         ZhouCAM,
+        compare,
         fuse,
     )
     from camscope.explanation import Explanation
@@ -69,6 +71,7 @@ __all__ = [
     "Augmented",
     "BagCAM",
     "CentreGaussian",
+    "Comparison",
     "Concepts",
     "Contrast",
     "DeepFeatureFactorization",
@@ -102,6 +105,7 @@ __all__ = [
     "ZhouCAM",
     "__version__",
     "clip_gradients",
+    "compare",
     "edit",
     "extract",
     "fuse",
@@ -112,11 +116,11 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "Augmented BagCAM CAM CentreGaussian Concepts Contrast DeepFeatureFactorization Denoised "
-        "EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad Fused GradCAM "
+        "Augmented BagCAM CAM CentreGaussian Comparison Concepts Contrast DeepFeatureFactorization "
+        "Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad Fused GradCAM "
         "GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM KPCACAM LayerCAM METHODS "
         "OptiCAM RandomCAM RefineCAM SSCAM ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus "
-        "XGradCAM ZhouCAM fuse"
+        "XGradCAM ZhouCAM compare fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -4,6 +4,7 @@ from camscope.explainers.ablation import AblationCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.classifier_cam import ZhouCAM
+from camscope.explainers.comparison import Comparison, compare
 from camscope.explainers.concepts import ClassGain, Concepts
 from camscope.explainers.controls import CentreGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
@@ -41,6 +42,7 @@ __all__ = [
     "BagCAM",
     "CentreGaussian",
     "ClassGain",
+    "Comparison",
     "Concepts",
     "Contrast",
     "DeepFeatureFactorization",
@@ -70,6 +72,7 @@ __all__ = [
     "WeightedChannels",
     "XGradCAM",
     "ZhouCAM",
+    "compare",
     "completeness",
     "fuse",
     "register",

@@ -6,7 +6,7 @@ import os
 import platform
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import isabstract, signature
 from typing import Any, ClassVar, TypeVar, dataclass_transform, final
@@ -72,6 +72,10 @@ class Maps:
     layout: Layout | None = None
     zero_gradient: Tensor | None = None
     notes: tuple[str, ...] = ()
+
+
+Later = Callable[[], Maps]  # a map that takes passes of its own, made when the shared ones are over
+Watch = Callable[[Sequence["Explainer"]], None]  # told which methods work next: those that share a pass, or one alone
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Explainer(ABC):
         return id(self)
 
     @staticmethod
-    def maps_of(tools: "Sequence[Explainer]", x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
+    def maps_of(tools: "Sequence[Explainer]", x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps | Later]]:
         """[method][score] of one company; a family that can share passes between methods does it here."""
         return [tool.maps(x, scores) for tool in tools]
 
@@ -183,10 +187,7 @@ class Explainer(ABC):
 
     def sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Another method for the same model, with the same settings where it has them."""
-        kind = method if isinstance(method, type) else METHODS.get(method)
-        if kind is None:
-            near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
-            raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
+        kind = kind_of(method)
         own = signature(type(self)).parameters
         return kind(**{name: getattr(self, name) for name in signature(kind).parameters if name in own})
 
@@ -267,8 +268,22 @@ class Explainer(ABC):
         return tuple(notes)
 
 
-def explain_each(tools: Sequence[Explainer], image: Any, targets: Sequence[Question]) -> list[list[Explanation]]:
-    """[method][target]: what several methods say of one image of one model, from as few passes as possible."""
+def kind_of(method: str | type[Explainer]) -> type[Explainer]:
+    """The method of a name, or the class itself; InputError for a name that is none."""
+    kind = method if isinstance(method, type) else METHODS.get(method)
+    if kind is None:
+        near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
+        raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
+    return kind
+
+
+def explain_each(
+    tools: Sequence[Explainer], image: Any, targets: Sequence[Question], *, watch: Watch | None = None
+) -> list[list[Explanation]]:
+    """[method][target]: what several methods say of one image of one model, from as few passes as possible.
+
+    `watch`: told which methods work next, for a progress bar or a clock.
+    """
     if not tools or not targets:
         raise TargetError("no targets, or no methods: pass one at least of each, e.g. targets [281, 285] or [None]")
     first = tools[0]
@@ -276,7 +291,7 @@ def explain_each(tools: Sequence[Explainer], image: Any, targets: Sequence[Quest
         if unwrap(tool.model) is not unwrap(first.model):
             raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
     item = first._read(image)
-    runs = _run(tools, item.x[None], targets)
+    runs = _run(tools, item.x[None], targets, watch=watch)
     digits = digest(runs[0].known.model)
     return [
         [tool._explanation(0, item, run, which, digits) for which in range(len(targets))]
@@ -290,6 +305,7 @@ def _run(
     targets: Sequence[Question],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
 ) -> list[_Run]:
     known = survey(tools[0].model)
     if any(tool.takes_gradients for tool in tools):
@@ -305,7 +321,7 @@ def _run(
             extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
             asked = [first.asked(target) for target in targets]
             scores = [Score(known.model, one, categories=first.categories, args=extra, kwargs=named) for one in asked]
-            made = first.maps_of(company, inputs, scores)
+            made = _made(company, inputs, scores, watch)
         runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
@@ -313,6 +329,20 @@ def _run(
             for status in sorted({status for status in statuses(one) if status != OK}):
                 warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
     return [runs[t] for t in range(len(tools))]
+
+
+def _made(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch: Watch | None) -> list[list[Maps]]:
+    """[method][score] of one company: what its shared passes give, then what takes passes of its own."""
+    if watch is not None:
+        watch(tools)
+    made: list[list[Maps]] = []
+    for tool, row in zip(tools, tools[0].maps_of(tools, x, scores), strict=True):
+        made.append([])
+        for one in row:
+            if callable(one) and watch is not None:
+                watch([tool])
+            made[-1].append(one() if callable(one) else one)
+    return made
 
 
 def statuses(maps: Maps) -> list[str]:

@@ -68,7 +68,8 @@ def together(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> 
     made: dict[int, list[Maps]] = {}
     for numbers in companies.values():
         company = [tools[t] for t in numbers]
-        made.update(zip(numbers, company[0].maps_of(company, x, scores), strict=True))
+        rows = company[0].maps_of(company, x, scores)
+        made.update(zip(numbers, ([one() if callable(one) else one for one in row] for row in rows), strict=True))
     return [made[t] for t in range(len(tools))]
 
 

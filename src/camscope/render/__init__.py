@@ -7,6 +7,7 @@ from camscope.render.overlay import not_covered, overlay
 from camscope.render.panel import beside, captioned, colour_bar, levelled, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
 from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
+from camscope.render.sheet import Cell, sheet
 
 __all__ = [
     "COLORMAPS",
@@ -15,6 +16,7 @@ __all__ = [
     "PERCEPTUAL",
     "SWATCHES",
     "Box",
+    "Cell",
     "Entry",
     "Picture",
     "beside",
@@ -35,5 +37,6 @@ __all__ = [
     "overlay",
     "panel",
     "regions",
+    "sheet",
     "swatches",
 ]
