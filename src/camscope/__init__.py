@@ -16,12 +16,15 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        LIFTCAM,
         METHODS,
+        AblationCAM,
         Explainer,
         GradCAM,
         GradCAMPlusPlus,
         HiResCAM,
         LayerCAM,
+        ReciproCAM,
         XGradCAM,
         fuse,
     )
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAM",
+    "LIFTCAM",
     "METHODS",
+    "AblationCAM",
     "Explainer",
     "Explanation",
     "GradCAM",
@@ -42,6 +47,7 @@ __all__ = [
     "LayerCAM",
     "Placement",
     "Preprocess",
+    "ReciproCAM",
     "Tap",
     "XGradCAM",
     "__version__",
@@ -55,7 +61,8 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": "CAM LIFTCAM METHODS AblationCAM Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM ReciproCAM "
+    "XGradCAM fuse",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

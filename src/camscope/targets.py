@@ -81,6 +81,13 @@ class Score:
             self.values = values.detach()
         return values
 
+    def chance(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
+        """(N,): the class's probability, the softmax of all; the score itself without rivals: a callable, one output."""
+        values = self.read(output, samples, owners)
+        if callable(self.target) or (logits := class_scores(output)).shape[1] == 1:
+            return values
+        return (values - logits.logsumexp(1)).exp()
+
     def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
         samples = 0 if self.values is None else len(self.values)

@@ -1,7 +1,7 @@
 """Every method's map of one case, worked out by hand: a module a family, each with its `NUMBERS`.
 
 Two channels of 2 x 2, A, are the model's input and the layer's output in one; the row of a flat linear head is the
-gradient G; the score is Σ A G + the head's bias of class 1, which is random.
+gradient G; the score is Σ A G + the head's bias of class 1, which is random; class 0 has the same bias and no weights.
 """
 
 from importlib import import_module
