@@ -12,7 +12,7 @@ from camscope.hooks.checkpoint import recomputing
 
 ELEMENTWISE = frozenset(
     {
-        *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "threshold"),
+        *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "threshold"),
         *(
             "sigmoid",
             "logsigmoid",
@@ -37,7 +37,7 @@ ELEMENTWISE = frozenset(
             "pow",
             "sqrt",
         ),
-        *("rsqrt", "exp", "log", "erf"),
+        *("rsqrt", "exp", "log", "erf", "reciprocal"),
     }
 )
 
@@ -79,7 +79,8 @@ class Rescale(TorchFunctionMode):
         """The result of every function that the model calls: its own, with another way back for elementwise ones."""
         name, given = getattr(func, "__name__", "").strip("_"), dict(kwargs or {})
         first = args[0] if args else given.pop("input", None)
-        if name not in ELEMENTWISE or not isinstance(first, Tensor) or (name == "pow" and isinstance(args[1], Tensor)):
+        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *given.values()))
+        if name not in ELEMENTWISE or several or not isinstance(first, Tensor):
             return func(*args, **(kwargs or {}))
         return self._elementwise(name, first, lambda z: func(z, *args[1:], **given))
 
