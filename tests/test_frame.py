@@ -146,7 +146,14 @@ for name in {sorted(names)}:
     assert fresh_python(code) == ""
 
 
-ON_ARRAYS = {"agreement.py", "arrangement.py", "base.py", "comparison.py", "fusion.py", "inputs.py"}  # what makes or reads finished explanations
+ON_ARRAYS = {
+    "agreement.py",
+    "arrangement.py",
+    "base.py",
+    "comparison.py",
+    "fusion.py",
+    "inputs.py",
+}  # what makes or reads finished explanations
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "explainers").glob("*.py")), ids=lambda path: path.name)

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         FEM,
         ISCAM,
         KPCACAM,
+        LIFTCAM,
         METHODS,
         SSCAM,
+        AblationCAM,
         Augmented,
         BagCAM,
         CentreGaussian,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         LayerCAM,
         OptiCAM,
         RandomCAM,
+        ReciproCAM,
         RefineCAM,
         ScoreCAM,
         ShapleyCAM,
@@ -66,8 +69,10 @@ __all__ = [
     "FEM",
     "ISCAM",
     "KPCACAM",
+    "LIFTCAM",
     "METHODS",
     "SSCAM",
+    "AblationCAM",
     "Augmented",
     "BagCAM",
     "CentreGaussian",
@@ -95,6 +100,7 @@ __all__ = [
     "Placement",
     "Preprocess",
     "RandomCAM",
+    "ReciproCAM",
     "RefineCAM",
     "ScoreCAM",
     "ShapleyCAM",
@@ -116,11 +122,11 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "Augmented BagCAM CAM CentreGaussian Comparison Concepts Contrast DeepFeatureFactorization "
-        "Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad Fused GradCAM "
-        "GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM KPCACAM LayerCAM METHODS "
-        "OptiCAM RandomCAM RefineCAM SSCAM ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus "
-        "XGradCAM ZhouCAM compare fuse"
+        "AblationCAM Augmented BagCAM CAM CentreGaussian Comparison Concepts Contrast "
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM "
+        "KPCACAM LIFTCAM LayerCAM METHODS OptiCAM RandomCAM ReciproCAM RefineCAM SSCAM ScoreCAM "
+        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

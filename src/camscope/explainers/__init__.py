@@ -1,6 +1,6 @@
 """Explainers: each says where a model looked; `METHODS` holds them all by name."""
 
-from camscope.explainers.ablation import AblationCAM
+from camscope.explainers.ablation import AblationCAM, ReciproCAM
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.classifier_cam import ZhouCAM
@@ -24,6 +24,7 @@ from camscope.explainers.gradient_cam import (
 from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
 from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.lift_cam import LIFTCAM
 from camscope.explainers.opti_cam import OptiCAM
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
@@ -34,6 +35,7 @@ __all__ = [
     "FEM",
     "ISCAM",
     "KPCACAM",
+    "LIFTCAM",
     "METHODS",
     "SPACE",
     "SSCAM",
@@ -64,6 +66,7 @@ __all__ = [
     "LayerExplainer",
     "OptiCAM",
     "RandomCAM",
+    "ReciproCAM",
     "RefineCAM",
     "ScoreCAM",
     "ShapleyCAM",

@@ -9,7 +9,8 @@ from torch.nn.modules.conv import _ConvNd
 from camscope.errors import LayerError, ModelError, TargetError
 from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
-from camscope.explainers.features import SAME, Features
+from camscope.explainers.features import Features
+from camscope.explainers.rest import SAME
 from camscope.hooks.base import find_layer, unwrap
 
 Heads = dict[str, tuple[Tensor, Tensor]]

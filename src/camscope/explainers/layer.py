@@ -92,8 +92,8 @@ class LayerExplainer(Explainer):
     def _maps(self, features: Features) -> Maps:
         zero = None if features.found is None else features.found.flatten(1).abs().amax(1) == 0
         chosen = () if self.layer is not None else (f"layer {features.layer!r} was chosen",)
-        notes = (*chosen, *features.notes)
-        return Maps(self.combine(features), features.layer, features.layout, zero, notes)
+        heat = self.combine(features)
+        return Maps(heat, features.layer, features.layout, zero, (*chosen, *features.notes, *features.remarks))
 
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
