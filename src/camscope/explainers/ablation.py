@@ -53,7 +53,7 @@ class ReciproCAM(LayerExplainer):
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forwards: ClassVar[str] = "2 + cells rests"
+    forwards: ClassVar[str] = "3 + cells rests"
     runs_model: ClassVar[bool] = True
     gaussian: bool = False
     batch_size: int | None = None
