@@ -151,6 +151,7 @@ ON_ARRAYS = {
     "arrangement.py",
     "base.py",
     "comparison.py",
+    "concepts.py",
     "fusion.py",
     "inputs.py",
 }  # what makes or reads finished explanations

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 EXAMPLE = "camscope methods"
-WIDEST = (None, None, 11, 11, 12)  # letters of a line, so that words get the room and not costs
+WIDEST = (None, None, 11, 11, 13)  # letters of a line, so that words get the room and not costs
+PAPER = 35  # letters of the longest id of a paper, which is never broken
 
 
 def run() -> None:
@@ -27,6 +28,7 @@ def run() -> None:
     table = base.table("method", "in words", "forwards>", "backwards>", "settings")
     for column, widest in zip(table.columns, WIDEST, strict=True):
         column.max_width = widest
+    table.columns[1].min_width = PAPER
     _add(table, "of one layer", layered, shared)
     _add(table, "of the whole network", whole, shared)
     _add(table, "controls: what any method must beat", controls, shared)
