@@ -4,6 +4,7 @@ The photographs are those that scikit-image brings along (CC0 and public domain)
 go to docs/gallery/; the words are in docs/gallery.md.
 """
 
+import io
 import time
 import warnings
 from dataclasses import replace
@@ -12,13 +13,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from PIL import Image
 
 from camscope import METHODS, Explanation, GradCAM, load_model
 from camscope.cli.demo import energy_inside, pointing_hit
 from camscope.errors import CamscopeError, CamscopeWarning
 from camscope.files import write_bytes
 from camscope.phantom import Phantom, draw
-from camscope.render import Picture, draw_contours, encode, fitted, panel
+from camscope.render import Picture, draw_contours, fitted, panel
 
 PHOTOGRAPHS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile", "astronaut.png": None}
 PHANTOMS = {3: "nodule", 5: "effusion", 8: "pneumothorax", 13: "no finding"}
@@ -44,13 +46,13 @@ def main(
     net = load_model(model, weights=weights)
     for file, label in PHOTOGRAPHS.items():
         rows = _explained(net, layer, names, _photograph(file), label)
-        _draw(output / f"{Path(file).stem}.jpg", rows)
+        _draw(output / f"{Path(file).stem}.webp", rows)
         _note(table, rows, None)
     phantoms = load_model("phantom")
     for seed, finding in PHANTOMS.items():
         scan = draw(seed=seed, finding=finding)
         rows = _explained(phantoms, None, names, scan.image, finding)
-        _draw(output / f"phantom-{finding.replace(' ', '-')}.jpg", rows, scan)
+        _draw(output / f"phantom-{finding.replace(' ', '-')}.webp", rows, scan)
         _note(table, rows, scan)
     write_bytes(output / "numbers.md", _markdown(table).encode())
 
@@ -96,24 +98,31 @@ def _draw(path: Path, rows: list[tuple[str, Explanation | str, float]], scan: Ph
             tiles.append(np.full_like(tiles[0], 230))
             captions.append(name)
             flags.append("does not apply")
-    write_bytes(path, encode(panel(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), ".jpg"))
+    picture, buffer = panel(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", quality=80)  # a page of pictures need not keep every pixel
+    write_bytes(path, buffer.getvalue())
 
 
 def _note(table: dict[str, list[str]], rows: list[tuple[str, Explanation | str, float]], scan: Phantom | None) -> None:
-    for name, answer, seconds in rows:
-        table[name].append(_words(answer, scan) + ("" if scan is not None else f" ({seconds:.1f} s)"))
+    first = next((answer for name, answer, _ in rows if name == "gradcam" and isinstance(answer, Explanation)), None)
+    for name, answer, _ in rows:
+        table[name].append(_words(answer, first, scan))
 
 
-def _words(answer: Explanation | str, scan: Phantom | None) -> str:
+def _words(answer: Explanation | str, first: Explanation | None, scan: Phantom | None) -> str:
+    """On a phantom whether the map points into the finding, and its energy there; else how it goes with Grad-CAM."""
     if isinstance(answer, str):
         return "does not apply"
     if answer.status != "ok":
         return answer.status.replace("_", " ")
-    if scan is None or not scan.mask.any():
-        return f"{answer.grid[0]}x{answer.grid[1]}"
-    heat = answer.heatmap()
-    inside = energy_inside(heat, scan.mask)
-    return f"{'hit' if pointing_hit(heat, scan.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
+    if scan is not None and scan.mask.any():
+        heat = answer.heatmap()
+        inside = energy_inside(heat, scan.mask)
+        return f"{'hit' if pointing_hit(heat, scan.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
+    if first is None:
+        return "–"
+    one, other = (each.heatmap("input", scale=None).ravel() for each in (answer, first))
+    return f"{np.corrcoef(one, other)[0, 1]:.2f}"
 
 
 def _markdown(table: dict[str, list[str]]) -> str:
