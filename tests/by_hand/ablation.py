@@ -7,6 +7,6 @@ NUMBERS = {
     "ablationcam": [[0.0, 0.0], [0.0, -1 + 7.0]],
     # the same, since the head is linear
     "liftcam": [[0.0, 0.0], [0.0, -1 + 7.0]],
-    # a cell alone has the score A1 g1 + A2 g2 there, and one rival whose score is 0 (both without their bias)
-    "reciprocam": [[1 / (1 + exp(-score)) for score in row] for row in [[1 - 4, -2], [1, -4]]],
+    # a cell alone has the score A1 g1 + A2 g2, its one rival 0 (both without their bias); of nothing the chance is 1/2
+    "reciprocam": [[1 / (1 + exp(-score)) - 1 / 2 for score in row] for row in [[1 - 4, -2], [1, -4]]],
 }
