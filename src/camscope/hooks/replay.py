@@ -49,7 +49,7 @@ class Replay:
             self._outputs = {}
             for place, (output, version) in reversed(found.items()):
                 room -= output.nbytes
-                if room >= 0 and output._version == version:
+                if room >= 0:
                     self._outputs[place] = output, version
 
     @property
