@@ -109,9 +109,10 @@ def _beside(model: nn.Module, name: str) -> list[nn.Module]:
 def _is_plain(module: nn.Module) -> bool:
     """Whether a call of the module is its class's forward and leaves nothing but its output."""
     parts = [*module.modules()]
+    # TorchScript has a forward of its own on every instance
     own = all(isinstance(part.__dict__.get("forward"), _Shadow | None) and not part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])
-    return own and not heard and not any(isinstance(part, torch.jit.ScriptModule) for part in parts)
+    return own and not heard
 
 
 def _version(tensor: Tensor) -> int | None:
