@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format assets bench clean
+.PHONY: help demo test check format assets gallery bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
@@ -13,6 +13,7 @@ help:
 	@echo "make check    format, lint, types, floors, axioms, doctests, and the code in the documents"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
+	@echo "make gallery  every method on the same four photographs and four phantoms, into docs/gallery"
 	@echo "make bench    the benchmark, beside grad-cam, torchcam and captum"
 	@echo "make clean    remove the virtual environment and everything built"
 
@@ -34,6 +35,9 @@ format: $(STAMP)-dev
 
 assets: $(STAMP)-base
 	$(BIN)/python assets/draw.py
+
+gallery: $(STAMP)-gallery
+	$(BIN)/python assets/gallery.py
 
 bench: $(STAMP)-bench
 	$(BIN)/python -m benchmarks

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from camscope import explanation
-from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM
+from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, fusion
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.passes import Pass
+from camscope.explainers.wrappers import augmented
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base
 from camscope.layers import Layout
-from camscope.targets import Score
+from camscope.targets import Difference, Score
 from nets import Flat, Plain, Residual, Tokens, plain, truth
 
 
@@ -164,6 +165,26 @@ def a_faint_float16_gradient_has_its_size() -> None:
     assert HiResCAM(Faint(), "layer").attribute(x, 0).tolist() == [[[2.0**-30, 2.0**-29]]]
 
 
+def a_flipped_map_is_flipped_back() -> None:
+    model, x = plain()
+    found = Augmented(HiResCAM(model, "middle")).attribute(x, 1)
+    expected = (truth(model, x, 1) + truth(model, x.flip(-1), 1).flip(-1)) / 2
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def a_difference_has_a_sign() -> None:
+    model, x = plain()
+    found = HiResCAM(model, "middle").attribute(x, Difference(1, 0))
+    torch.testing.assert_close(found, truth(model, x, 1) - truth(model, x, 0), rtol=1e-9, atol=1e-12)
+
+
+def every_fused_map_counts_alike() -> None:
+    model, x = plain()
+    heat = truth(model, x, 1).relu()
+    found = Fused([HiResCAM(model, "middle")] * 2, "mean").attribute(x, 1)
+    torch.testing.assert_close(found, heat / heat.amax((1, 2), keepdim=True), rtol=1e-9, atol=1e-12)
+
+
 MUTANTS = [
     Mutant(
         "no relu",
@@ -222,8 +243,8 @@ MUTANTS = [
         "one class for all",
         Score,
         "_fixed",
-        "best if one is None",
-        "top[0] if one is None",
+        "zip(wanted, top, strict=True)",
+        "zip(wanted, top[:1] * len(top), strict=True)",
         none_is_each_items_own_class,
     ),
     Mutant(
@@ -236,5 +257,22 @@ MUTANTS = [
         "(_reached(tap, name)) / boost",
         "(_reached(tap, name))",
         a_faint_float16_gradient_has_its_size,
+    ),
+    Mutant(
+        "flip left in",
+        augmented,
+        "_carried_back",
+        "maps.heat.flip([axis + 1 for axis in axes])",
+        "maps.heat",
+        a_flipped_map_is_flipped_back,
+    ),
+    Mutant("b rather than a", Score, "_read", "values - others", "others - values", a_difference_has_a_sign),
+    Mutant(
+        "layers as they come",
+        fusion,
+        "_over_maximum",
+        "maps.relu() / peak",
+        "maps.relu()",
+        every_fused_map_counts_alike,
     ),
 ]

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope.cli import app, demo
+from camscope.cli import app, base, demo
 from camscope.cli.paths import images_of, slug, stem_of
 from camscope.cli.settings import settable, settings
 from camscope.explainers import METHODS, GradCAM
@@ -25,7 +25,7 @@ from camscope.phantom import draw
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 INFERNO_TOP = (252, 255, 164)
-COMMANDS = ("demo", "explain", "layers", "features", "methods")
+COMMANDS = ("demo", "explain", "compare", "layers", "features", "methods")
 
 EXPLODING = """
 from torch import nn
@@ -233,6 +233,19 @@ def test_methods_lists_every_one():
     for name, method in METHODS.items():
         assert name in text
         assert method.paper in text
+
+
+@pytest.mark.parametrize("width", [100, 160])
+def test_methods_fit_into_a_terminal_and_controls_stand_apart(width, monkeypatch):
+    monkeypatch.setattr(base, "WIDE", width)
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("methods").stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    heading = next(i for i, line in enumerate(lines) if "controls:" in line)
+    places = {line.split()[0]: i for i, line in enumerate(lines) if line[1:2].strip()}
+    for name, method in METHODS.items():
+        assert (places[name] > heading) == method.control, name
+        assert any(method.paper in line for line in lines), method.paper
 
 
 def test_the_examples_in_the_helps_work(here):

@@ -146,6 +146,28 @@ for name in {sorted(names)}:
     assert fresh_python(code) == ""
 
 
+ON_ARRAYS = {
+    "agreement.py",
+    "arrangement.py",
+    "base.py",
+    "comparison.py",
+    "concepts.py",
+    "fusion.py",
+    "inputs.py",
+}  # what makes or reads finished explanations
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "explainers").glob("*.py")), ids=lambda path: path.name)
+def test_methods_stay_on_the_device(path):
+    imported = {
+        name.name.partition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names)
+    }
+    assert path.name in ON_ARRAYS or not imported & {"numpy", "cv2", "scipy", "sklearn"}
+
+
 def test_the_version_is_said_in_one_place():
     told = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'path = "src/camscope/version.py"' in told

@@ -10,6 +10,8 @@ from torch import nn
 from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
+from refusals import residual_or_pooled
+from tools import explainer
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -27,8 +29,8 @@ def test_float64_in_is_float64_precision_out():
 @pytest.mark.parametrize("method", METHODS)
 def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method, dtype):
     model, x = CASES["pooled"].make()
-    expected = METHODS[method](model, "features").attribute(x, 1)
-    heat = METHODS[method](model.to(dtype), "features").attribute(x.to(dtype), 1)
+    expected = explainer(method, model, "features").attribute(x, 1)
+    heat = explainer(method, model.to(dtype), "features").attribute(x.to(dtype), 1)
     assert heat.dtype == torch.float32
     error = 0.05 if dtype == torch.bfloat16 else 0.01
     torch.testing.assert_close(heat, expected, rtol=0, atol=error * float(expected.abs().max()))
@@ -38,9 +40,9 @@ def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method
 @pytest.mark.parametrize("method", METHODS)
 def test_autocast_gives_float32_maps_and_spoils_no_training_that_follows(method):
     model, x = CASES["pooled"].make()
-    expected = METHODS[method](model, "features").attribute(x, 1)
+    expected = explainer(method, model, "features").attribute(x, 1)
     with torch.autocast("cpu", torch.bfloat16):
-        heat = METHODS[method](model, "features").attribute(x, 1)
+        heat = explainer(method, model, "features").attribute(x, 1)
         loss = model(x).float().sum()
     assert heat.dtype == torch.float32
     assert not torch.equal(heat, expected), "autocast did not reach the layer"
@@ -57,7 +59,7 @@ def test_the_sums_of_half_precision_are_float32_sums():
         model.head.weight.data[:] = 1.0
         x = torch.ones(1, 1, 64, 64, dtype=dtype)
         for method in ("gradcam", "xgradcam"):
-            heat = METHODS[method](model, "features").attribute(x, 0)
+            heat = explainer(method, model, "features").attribute(x, 0)
             torch.testing.assert_close(heat, torch.full((1, 64, 64), 1 / 4096), rtol=1e-6, atol=0)
 
 
@@ -102,10 +104,12 @@ def test_only_the_sample_whose_gradient_vanished_is_scaled():
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
 def test_any_memory_layout_of_the_input_and_the_weights(method):
-    model, x = CASES["residual"].make(3, torch.float64)
-    tool = METHODS[method](model, "block")
+    case = residual_or_pooled(method)
+    model, x = case.make(3, torch.float64)
+    tool = explainer(method, model, case.layer)
     expected = tool.attribute(x, 1)
-    padded = torch.zeros(3, 3, 24, 13, dtype=torch.float64)
+    height, width = x.shape[2:]
+    padded = torch.zeros(3, 3, 2 * height, width + 1, dtype=torch.float64)
     padded[:, :, ::2, 1:] = x
     layouts = {
         "channels last": x.contiguous(memory_format=torch.channels_last),

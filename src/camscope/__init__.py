@@ -16,13 +16,45 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        FEM,
+        ISCAM,
+        KPCACAM,
+        LIFTCAM,
         METHODS,
+        SSCAM,
+        AblationCAM,
+        Augmented,
+        BagCAM,
+        CentreGaussian,
+        Comparison,
+        Concepts,
+        Contrast,
+        DeepFeatureFactorization,
+        Denoised,
+        EdgeDetector,
+        EigenCAM,
+        EigenGradCAM,
         Explainer,
+        FinerCAM,
+        FullGrad,
+        Fused,
         GradCAM,
+        GradCAMElementWise,
         GradCAMPlusPlus,
+        GroupCAM,
         HiResCAM,
         LayerCAM,
+        OptiCAM,
+        RandomCAM,
+        ReciproCAM,
+        RefineCAM,
+        ScoreCAM,
+        ShapleyCAM,
+        SimpleFullGrad,
+        SmoothGradCAMPlusPlus,
         XGradCAM,
+        ZhouCAM,
+        compare,
         fuse,
     )
     from camscope.explanation import Explanation
@@ -30,22 +62,56 @@ if TYPE_CHECKING:
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
     from camscope.models import load_model
+    from camscope.targets import Difference
 
 __all__ = [
     "CAM",
+    "FEM",
+    "ISCAM",
+    "KPCACAM",
+    "LIFTCAM",
     "METHODS",
+    "SSCAM",
+    "AblationCAM",
+    "Augmented",
+    "BagCAM",
+    "CentreGaussian",
+    "Comparison",
+    "Concepts",
+    "Contrast",
+    "DeepFeatureFactorization",
+    "Denoised",
+    "Difference",
+    "EdgeDetector",
+    "EigenCAM",
+    "EigenGradCAM",
     "Explainer",
     "Explanation",
+    "FinerCAM",
+    "FullGrad",
+    "Fused",
     "GradCAM",
+    "GradCAMElementWise",
     "GradCAMPlusPlus",
+    "GroupCAM",
     "HiResCAM",
     "LayerCAM",
+    "OptiCAM",
     "Placement",
     "Preprocess",
+    "RandomCAM",
+    "ReciproCAM",
+    "RefineCAM",
+    "ScoreCAM",
+    "ShapleyCAM",
+    "SimpleFullGrad",
+    "SmoothGradCAMPlusPlus",
     "Tap",
     "XGradCAM",
+    "ZhouCAM",
     "__version__",
     "clip_gradients",
+    "compare",
     "edit",
     "extract",
     "fuse",
@@ -55,12 +121,19 @@ __all__ = [
 ]
 
 _NAMES = {
-    "camscope.explainers": "CAM METHODS Explainer GradCAM GradCAMPlusPlus HiResCAM LayerCAM XGradCAM fuse",
+    "camscope.explainers": (
+        "AblationCAM Augmented BagCAM CAM CentreGaussian Comparison Concepts Contrast "
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM "
+        "KPCACAM LIFTCAM LayerCAM METHODS OptiCAM RandomCAM ReciproCAM RefineCAM SSCAM ScoreCAM "
+        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare fuse"
+    ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
     "camscope.models": "load_model",
+    "camscope.targets": "Difference",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

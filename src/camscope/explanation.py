@@ -85,10 +85,15 @@ class Explanation:
         return tuple(pixels / cells for pixels, cells in zip(self.input_size, self.grid, strict=True))
 
     @property
+    def answer(self) -> str:
+        """`tabby (p=0.93)`."""
+        chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
+        return f"{self.label} ({chance})"
+
+    @property
     def caption(self) -> str:
         """`tabby (p=0.93) · gradcam · layer4`."""
-        chance = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
-        return " · ".join(filter(None, (f"{self.label} ({chance})", self.method, self.layer)))
+        return " · ".join(filter(None, (self.answer, self.method, self.layer)))
 
     @property
     def flag(self) -> str | None:
@@ -278,6 +283,21 @@ def figure(
     ]
     captions, flags = [one.caption for one in explanations], [one.flag for one in explanations]
     return render.panel(pictures, captions, columns=columns, height=height, flags=flags)
+
+
+def shared_scales(explanations: Sequence[Explanation], colormap: str = "inferno") -> list[Scale]:
+    """One scale for the maps of each method and layer, so that classes can be compared: between methods numbers cannot.
+
+    From 0 to the largest value of them all; with the diverging colours from minus to plus the strongest.
+    """
+    signed = colormap == render.DIVERGING
+    largest: dict[object, float] = {}
+    keys = [(one.method, one.layer, tuple(sorted(map(str, one.parameters.items())))) for one in explanations]
+    for key, one in zip(keys, explanations, strict=True):
+        values = one.heatmap(one._best_size(), scale=None)
+        own = float((abs(values) if signed else values).max(initial=0.0))
+        largest[key] = max(largest.get(key, 0.0), own)
+    return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
 
 
 def _shown(values: Floats, scale: Scale, colormap: str) -> tuple[Floats, tuple[float, float]]:

@@ -4,6 +4,7 @@ import difflib
 import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,28 @@ from torch import Tensor, nn
 from camscope.errors import CamscopeWarning, InputError, TargetError
 from camscope.structure import leaves, mapped
 
-Question = int | str | Tensor | Sequence[int | str | None] | Callable[[Any], Tensor] | None
+
+@dataclass(frozen=True)
+class Difference:
+    """The question why class `a` rather than class `b`: the difference of their scores. Indices or names.
+
+    >>> score = Score(nn.Identity(), Difference("dog", "cat"), categories=["cat", "dog"])
+    >>> score(torch.tensor([[1.0, 3.0]])).tolist(), score.label_of(0)
+    ([2.0], 'dog rather than cat')
+    """
+
+    a: int | str
+    b: int | str
+
+    def __post_init__(self) -> None:
+        for side in ("a", "b"):
+            one = _plain(getattr(self, side))
+            if not isinstance(one, int | str):
+                raise TargetError(f"{side}={one!r} of a Difference: expected one class index or name")
+            object.__setattr__(self, side, one)
+
+
+Question = int | str | Difference | Tensor | Sequence[int | str | Difference | None] | Callable[[Any], Tensor] | None
 
 
 class Score:
@@ -20,8 +42,9 @@ class Score:
 
     The first, clean call fixes the classes, so a perturbed input never changes the question.
 
-    `target`: a class index; a class name, one of `categories`; None, each sample's top class; a sequence or tensor (N,)
-    with one of these per sample; or any callable output -> (N,). `args`, `kwargs`: handed to the model after x.
+    `target`: a class index; a class name, one of `categories`; a Difference of two; None, each sample's top class; a
+    sequence or tensor (N,) with one of these per sample; or any callable output -> (N,). `args`, `kwargs`: handed to the
+    model after x. `classes` (N,): known after the first call, None where the score is not one class's.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
 
     >>> score = Score(nn.Identity(), ["dog", None], categories=["cat", "dog"])
@@ -44,6 +67,7 @@ class Score:
         self.target = target if callable(target) else _plain(target)
         self.categories = categories
         self.classes: Tensor | None = None
+        self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
 
@@ -81,6 +105,13 @@ class Score:
             self.values = values.detach()
         return values
 
+    def chance(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
+        """(N,): the class's probability, the softmax of all; the score itself without rivals: a callable, one output."""
+        values = self.read(output, samples, owners)
+        if callable(self.target) or (logits := class_scores(output)).shape[1] == 1:
+            return values
+        return (values - logits.logsumexp(1)).exp()
+
     def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
         samples = 0 if self.values is None else len(self.values)
@@ -94,25 +125,38 @@ class Score:
         if callable(self.target):
             return _one_each(_checked_scores(self.target(output), self.target), samples)
         logits = _one_each(class_scores(output), samples)
-        if self.classes is None:
-            self.classes = self._fixed(logits.detach())
+        if self._pairs is None:
+            self._pairs = self._fixed(logits.detach())
+            self.classes = None if bool((self._pairs[:, 1] >= 0).any()) else self._pairs[:, 0]
             self.logits = logits.detach()
             _warn_of_probabilities(self.logits)
-        classes = self.classes if owners is None else self.classes[owners]
-        if len(classes) != len(logits):
-            raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(classes)}")
-        return logits.gather(1, classes[:, None])[:, 0]
+        pairs = self._pairs if owners is None else self._pairs[owners]
+        if len(pairs) != len(logits):
+            raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(pairs)}")
+        values = logits.gather(1, pairs[:, :1])[:, 0]
+        if self.classes is not None:
+            return values
+        others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
+        return torch.where(pairs[:, 1] >= 0, values - others, values)
 
     def class_of(self, sample: int) -> int | None:
-        """Class index explained in one sample; None for a callable target or before the first call."""
-        return None if self.classes is None else int(self.classes[sample])
+        """Class index explained in one sample; None for a difference, a callable target, or before the first call."""
+        first, second = self._pair(sample)
+        return first if second is None else None
 
     def label_of(self, sample: int) -> str:
-        """The question of one sample in words: its class name, `class 3`, or the callable's name."""
-        index = self.class_of(sample)
-        if index is None:
+        """The question of one sample in words: its class name, `class 3`, `a rather than b`, or the callable's name."""
+        first, second = self._pair(sample)
+        if first is None:
             return getattr(self.target, "__name__", type(self.target).__name__)
-        return self.name_of(index)
+        return self.name_of(first) if second is None else f"{self.name_of(first)} rather than {self.name_of(second)}"
+
+    def _pair(self, sample: int) -> tuple[int | None, int | None]:
+        """Class of one sample, and the class it is held against; None for neither."""
+        if self._pairs is None:
+            return None, None
+        first, second = self._pairs[sample].tolist()
+        return first, second if second >= 0 else None
 
     def chances(self, sample: int) -> list[float | None]:
         """(K,): probability of each class: the softmax of logits, an output of probabilities as it is, else None."""
@@ -129,16 +173,22 @@ class Score:
         return self.categories[index] if self.categories and named else f"class {index}"
 
     def _fixed(self, logits: Tensor) -> Tensor:
-        """(N,) int64: the class of each sample."""
+        """(N,2) int64: the class of each sample, and the class it is held against or -1."""
         target: Any = self.target
         wanted = list(target) if isinstance(target, list) else [target] * len(logits)
         if len(wanted) != len(logits):
             raise TargetError(f"{len(wanted)} targets for a batch of {len(logits)}: give one, or one per sample")
         top = logits.argmax(1).tolist()
-        return torch.tensor(
-            [best if one is None else self._index(one, logits.shape[1]) for one, best in zip(wanted, top, strict=True)],
-            device=logits.device,
-        )
+        pairs = [self._two(one, best, logits.shape[1]) for one, best in zip(wanted, top, strict=True)]
+        return torch.tensor(pairs, device=logits.device)
+
+    def _two(self, wanted: int | str | Difference | None, best: int, classes: int) -> tuple[int, int]:
+        if not isinstance(wanted, Difference):
+            return (best if wanted is None else self._index(wanted, classes)), -1
+        first, second = self._index(wanted.a, classes), self._index(wanted.b, classes)
+        if first == second:
+            raise TargetError(f"{wanted} is of class {first} with itself, which is always 0: name two classes")
+        return first, second
 
     def _index(self, wanted: int | str, classes: int) -> int:
         index = wanted if isinstance(wanted, int) else self._named(wanted, classes)
@@ -171,6 +221,21 @@ class Score:
             raise TargetError(f"class {name!r} is ambiguous: {choice}; pass the index")
         near = difflib.get_close_matches(name, self.categories, n=3, cutoff=0.0)
         raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
+
+
+class EveryClass(Score):
+    """All class scores at once, (N,classes), where a `Score` has one number a sample; (N,0) of a model that has none."""
+
+    def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
+        """(N,classes): the class scores in an output of the model for so many rows."""
+        try:
+            logits = class_scores(output)
+        except TargetError:
+            logits = torch.zeros(samples, 0)
+        logits = _one_each(logits, samples)
+        if self.values is None:
+            self.values = self.logits = logits.detach()
+        return logits
 
 
 def class_scores(output: object) -> Tensor:
@@ -206,7 +271,7 @@ def _logits_in(output: object) -> Tensor:
     )
 
 
-def _plain(target: object) -> int | str | list[int | str | None] | None:
+def _plain(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """A target as plain ints and names; a bool, a float or anything else is refused by name."""
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
@@ -215,7 +280,7 @@ def _plain(target: object) -> int | str | list[int | str | None] | None:
         if any(isinstance(one, list) for one in plain):
             raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
         return plain  # type: ignore[return-value]  # the line above leaves no list inside
-    if target is None or isinstance(target, str):
+    if target is None or isinstance(target, str | Difference):
         return target
     if isinstance(target, bool) or not isinstance(target, numbers.Integral):
         raise TargetError(

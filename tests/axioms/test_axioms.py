@@ -8,20 +8,25 @@ import torch
 from torch import nn
 
 from camscope.errors import TargetError
-from camscope.explainers import CAM, METHODS
+from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
+from refusals import CALLABLE, PLAIN, REFUSED, answers, residual_or_pooled
+from tools import explainer, looks_at_layers
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
-EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
+    ("method", "case"),
+    [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)],
+)
 
 
-def explainer(method, model, layer, **keywords):
-    cls = METHODS[method]
-    return cls(model, layer, **keywords) if issubclass(cls, CAM) else cls(model, **keywords)
+def grid(method, case):
+    """Cells of the map: those of the layer, or the input's pixels where a method looks at no layer."""
+    return case.grid if looks_at_layers(method) else case.input_shape[1:]
 
 
 class Exploding(nn.Module):
@@ -42,19 +47,17 @@ def test_facts_are_class_constants(method):
     assert not inspect.isabstract(cls)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_shape_type_and_finite_numbers_of_its_own(method, case):
     model, x = case.make()
     heat = explainer(method, model, case.layer).attribute(x, 1)
-    assert (heat.shape, heat.dtype, heat.device) == ((2, *case.grid), x.dtype, x.device)
+    assert (heat.shape, heat.dtype, heat.device) == ((2, *grid(method, case)), x.dtype, x.device)
     assert heat.isfinite().all()
     assert not heat.requires_grad
     assert heat.untyped_storage().nbytes() == heat.nbytes
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_the_same_question_has_the_same_bytes_and_changes_nothing(method, case):
     model, x = case.make()
     model.train()
@@ -69,8 +72,7 @@ def test_the_same_question_has_the_same_bytes_and_changes_nothing(method, case):
     assert torch.equal(tool.attribute(x, 2), first)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_a_failed_call_changes_nothing_and_the_next_one_is_right(method, case):
     model, x = case.make()
     model.train()
@@ -86,8 +88,7 @@ def test_a_failed_call_changes_nothing_and_the_next_one_is_right(method, case):
     assert torch.equal(tool.attribute(x, 1), right)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_frozen_models_and_callers_without_gradients_get_the_same_map(method, case):
     model, x = case.make()
     tool = explainer(method, model, case.layer)
@@ -104,8 +105,7 @@ def test_frozen_models_and_callers_without_gradients_get_the_same_map(method, ca
     torch.testing.assert_close(tool.attribute(x, 1), right, rtol=1e-5, atol=1e-7)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_each_sample_alone_has_its_map_in_the_batch(method, case):
     model, x = case.make(4, torch.float64)
     tool, targets = explainer(method, model, case.layer), [2, None, 0, 1]
@@ -118,8 +118,7 @@ def test_each_sample_alone_has_its_map_in_the_batch(method, case):
     np.testing.assert_allclose(np.stack(together), batch.numpy(), rtol=1e-10, atol=1e-14)
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_none_is_each_samples_top_class(method, case):
     model, x = case.make(6)
     with torch.no_grad():
@@ -148,8 +147,7 @@ class Shifted(nn.Module):
         return self.model(x) + 1000.0
 
 
-@EVERY_CASE
-@EVERY_METHOD
+@EVERY_METHOD_AND_CASE
 def test_a_constant_added_to_the_logits_changes_nothing(method, case):
     model, x = case.make(dtype=torch.float64)
     right = explainer(method, model, case.layer).attribute(x, 1)
@@ -166,7 +164,7 @@ class Rewriting(Plain):
         return self.head(self.last(y).sigmoid_().mean((2, 3)))
 
 
-@EVERY_METHOD
+@pytest.mark.parametrize("method", [method for method in METHODS if answers(method, PLAIN)])
 def test_an_operation_in_place_after_the_layer_changes_nothing(method):
     model, x = plain()
     rewriting, _ = plain(Rewriting)
@@ -175,14 +173,14 @@ def test_an_operation_in_place_after_the_layer_changes_nothing(method):
 
 
 class Counting(nn.Module):
-    """Counts the forward passes through a model, and the backward passes through its output."""
+    """Counts the forward passes through a model, their rows, and the backward passes through its output."""
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
+        self.model, self.forwards, self.rows, self.backwards = model, 0, 0, 0
 
     def forward(self, x):
-        self.forwards += 1
+        self.forwards, self.rows = self.forwards + 1, self.rows + len(x)
         output = self.model(x)
         if output.requires_grad:
             output.register_hook(self.note)
@@ -192,25 +190,53 @@ class Counting(nn.Module):
         self.backwards += 1
 
 
+def amount(words, tool, channels):
+    """The number that `1 + samples x K` means: K channels, all alive, 24 cells, and the method's settings."""
+    return eval(words.replace(" x ", " * "), {"K": channels, "cells": 24, **vars(tool)})
+
+
 @EVERY_METHOD
 def test_the_declared_cost_is_the_counted_cost(method):
-    cls, (model, x) = METHODS[method], CASES["pooled"].make()
-    if not (cls.forwards.isdigit() and cls.backwards.isdigit()):
-        pytest.skip(f"{method} costs {cls.forwards} forwards, {cls.backwards} backwards")
+    cls, (model, x) = METHODS[method], CASES["channels last"].make()
     counting = Counting(model)
-    explainer(method, counting, "model.features").attribute(x, 1)
-    assert (counting.forwards, counting.backwards) == (int(cls.forwards), int(cls.backwards))
+    tool = explainer(method, counting, "model.mix", **({"groups": 4} if method == "groupcam" else {}))
+    whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
+    tool.attribute(x, 1)
+    assert counting.rows == len(x) * amount(whole, tool, 7)
+    if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
+        assert counting.backwards == amount(cls.backwards, tool, 7)
+    if rests != "0":
+        head = []
+        model.head.register_forward_hook(lambda module, args, output: head.append(len(output)))
+        tool.attribute(x, 1)
+        assert sum(head) >= len(x) * amount(rests.removesuffix(" rests"), tool, 7)
 
 
 @EVERY_METHOD
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
-    cls, (model, x) = METHODS[method], CASES["residual"].make()
+    case = residual_or_pooled(method)
+    cls, (model, x) = METHODS[method], case.make()
     counting, targets = Counting(model), [2, None, 0, lambda output: output[:, 1]]
-    tool = explainer(method, counting, "model.block")
+    targets = targets if answers(method, CALLABLE) else targets[:-1]
+    tool = explainer(method, counting, f"model.{case.layer}")
     together = tool.explain_classes(x[0], targets)
-    if issubclass(cls, CAM) and cls.forwards.isdigit():
+    if issubclass(cls, LayerExplainer) and cls.forwards.isdigit() and not (cls.second_order or cls.runs_model):
         assert (counting.forwards, counting.backwards) == (int(cls.forwards), len(targets) * int(cls.backwards))
     for one, target in zip(together, targets, strict=True):
         alone = tool.explain(x[0], target)
         assert one.heat.tobytes() == alone.heat.tobytes()
         assert (one.target, one.label, one.score, one.status) == (alone.target, alone.label, alone.score, alone.status)
+
+
+@pytest.mark.parametrize(("method", "where"), REFUSED)
+def test_where_a_method_has_no_map_it_says_why_and_changes_nothing(method, where):
+    error, message = REFUSED[method, where]
+    if where == PLAIN:
+        (model, x), layer = plain(), "middle"
+    else:
+        case = CASES["pooled" if where == CALLABLE else where]
+        (model, x), layer = case.make(), case.layer
+    tool, target = explainer(method, model, layer), (lambda output: output[:, 1]) if where == CALLABLE else 1
+    for call, asked in ((tool.attribute, x), (tool.explain, x[0])):
+        with untouched(model, x), pytest.raises(error, match=message):
+            call(asked, target)

@@ -11,4 +11,8 @@ NUMBERS = {
     "xgradcam": [[0.0, 0.0], [0.0, -1 / 4 + 7 / 2]],
     # relu of the positive gradients' part: [[1,0],[0,0]] + [[0,0],[1,-4]]
     "layercam": [[1.0, 0.0], [1.0, 0.0]],
+    # products [[1,-2],[0,0]] and [[-4,0],[1,-4]]: each cell's positive ones
+    "gradcam-elementwise": [[1.0, 0.0], [1.0, 0.0]],
+    # means of the products -1/4 and -7/4: relu(3/4 products of 1) + relu(-3/4 products of 2)
+    "bagcam": [[3 / 4 + 3.0, 0.0], [0.0, 3.0]],
 }

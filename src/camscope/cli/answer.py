@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from camscope.cli import base
+from camscope.cli.asking import Look
 from camscope.cli.paths import Destination, Files
 
 if TYPE_CHECKING:
@@ -14,33 +15,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.explainers import Explainer
-    from camscope.explanation import ClassScore, Explanation
+    from camscope.explanation import ClassScore, Explanation, Scale
     from camscope.render import Picture
 
     Line = Text | Padding
 
 SMALLEST, LARGEST = 384, 768  # rows of a picture in a figure
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a map is drawn."""
-
-    colormap: str
-    alpha: float
-    contour: tuple[float, ...] | None
-    boxes: float | None
-
-    def of(self, explanation: "Explanation", height: int) -> "Picture":
-        """(height,w,3): the map on its image, with a colour bar where there are colours to read."""
-        return explanation.overlay(
-            colormap=self.colormap,
-            alpha=self.alpha,
-            contour=self.contour,
-            boxes=self.boxes,
-            bar=self.boxes is None,
-            height=height,
-        )
 
 
 @dataclass(frozen=True)
@@ -52,20 +32,38 @@ class Answers:
     destination: Destination
     look: Look
     top: int
+    shared_scale: bool = False
+    leave_out: bool = False
 
     def write(self, row: int, path: Path) -> "list[Line]":
         """Explain one image and write its files, none of which may be in the way; what to print of it."""
         files = self.destination.files(row, path, self._names())
         with base.remarks() as remarks:
-            found = [one for explainer in self.explainers for one in explainer.explain_classes(path, self.questions)]
-        self._save(found, files)
-        notes = dict.fromkeys([*remarks, *(text for one in found for text in one.notes)])
-        return self._lines(path, found, files, list(notes))
+            methods, found = self._asked(path)
+        maps = [one for answers in found for one in answers]
+        kept = [self.explainers.index(method) * len(self.questions) + q for method in methods for q in self._numbers]
+        files = Files(files.pictures, tuple(files.raw[n] for n in kept))
+        self._save(maps, files)
+        notes = dict.fromkeys([*remarks, *(text for one in maps for text in one.notes)])
+        return self._lines(path, maps, files, list(notes))
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.questions))
+
+    def _asked(self, path: Path) -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
+        """The methods that answer, and [method][class], all from the same passes."""
+        from camscope.explainers.base import explain_each
+        from camscope.explainers.suited import explain_suited
+
+        if self.leave_out:
+            return explain_suited(self.explainers, path, self.questions)
+        return self.explainers, explain_each(self.explainers, path, self.questions)
 
     def _names(self) -> list[str]:
         """A part of a file's name for each map, in the order of the maps."""
         methods = [explainer.name for explainer in self.explainers]
-        numbers = [f"q{n}" for n in range(1, len(self.questions) + 1)]
+        numbers = [f"q{n + 1}" for n in self._numbers]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
 
     def _save(self, found: "Sequence[Explanation]", files: Files) -> None:
@@ -82,14 +80,19 @@ class Answers:
 
     def _figure(self, found: "Sequence[Explanation]") -> "Picture":
         """The image and its maps; with several methods and several classes, a row for each class."""
+        from camscope.explanation import shared_scales
         from camscope.render import panel
 
         photo, rows, columns = found[0].image, len(self.questions), None
         height = SMALLEST if photo is None else min(LARGEST, max(SMALLEST, photo.shape[0]))
         first = [] if photo is None else [(photo, base.shown(found[0].name), None)]
-        drawn = [(self.look.of(one, height), one.caption, one.flag) for one in found]
-        if rows > 1 and len(self.explainers) > 1:
-            columns = len(first) + len(self.explainers)
+        every: list[Scale] = ["max"] * len(found)
+        scales = shared_scales(found, self.look.colormap) if self.shared_scale else every
+        drawn = [
+            (self.look.of(one, height, scale), one.caption, one.flag) for one, scale in zip(found, scales, strict=True)
+        ]
+        if rows > 1 and len(found) > rows:
+            columns = len(first) + len(found) // rows
             drawn = [cell for row in range(rows) for cell in [*first, *drawn[row::rows]]]
         else:
             drawn = first + drawn

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import itertools
 import sys
 import traceback
 import warnings
@@ -16,6 +17,7 @@ from camscope.errors import CamscopeError, CamscopeWarning, GeometryError, Image
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
     from rich.table import Table
     from rich.text import Text
     from torch import nn
@@ -52,6 +54,17 @@ PreprocessOption = Annotated[
     typer.Option("--preprocess", metavar="NAME", help="How images enter the model, if it does not say: imagenet."),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps …")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A method's own setting; repeatable.")
+]
+ColormapOption = Annotated[
+    str,
+    typer.Option("--colormap", metavar="NAME", help="inferno, magma, plasma, viridis, cividis, diverging, turbo, jet."),
+]
+AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value.")]
+SharedScaleOption = Annotated[
+    bool, typer.Option("--shared-scale", help="One scale for all classes of a method, so that they can be compared.")
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 
 
@@ -227,12 +240,25 @@ def working(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def progress(what: str, total: int, console: "Console") -> Iterator[Callable[[], None]]:
     """A bar, and the function that moves it on by one; silent where the console is no terminal."""
+    with _bar(what, total, console) as (bar, task):
+        yield lambda: bar.advance(task)
+
+
+@contextlib.contextmanager
+def stages(total: int, console: "Console") -> Iterator[Callable[[str], None]]:
+    """A bar of stages that each have a name, and the function that says which one begins."""
+    begun = itertools.count()
+    with _bar("", total, console) as (bar, task):
+        yield lambda what: bar.update(task, description=shown(what), completed=next(begun))
+
+
+@contextlib.contextmanager
+def _bar(what: str, total: int, console: "Console") -> "Iterator[tuple[Progress, TaskID]]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(shown(what), total=total)
-        yield lambda: bar.advance(task)
+        yield bar, bar.add_task(shown(what), total=total)
 
 
 @contextlib.contextmanager

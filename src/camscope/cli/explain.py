@@ -2,22 +2,25 @@
 
 import traceback
 from collections.abc import Sequence
-from inspect import signature
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from camscope.cli import base
-from camscope.cli.answer import Answers, Look
-from camscope.cli.paths import RAW, Destination, images_of
+from camscope.cli import asking, base
+from camscope.cli.answer import Answers
+from camscope.cli.paths import RAW, Destination, ExistsError, check_there, images_of
 from camscope.cli.settings import settings
-from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError, WeightsError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from camscope.explainers import Explainer
+from camscope.errors import (
+    ImageError,
+    LayerError,
+    MissingExtraError,
+    ModelError,
+    PreprocessError,
+    TargetError,
+    WeightsError,
+)
 
 EXAMPLE = "camscope explain camscope-demo/images --method gradcam,layercam"
 ABOUT_THE_QUESTION = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
@@ -35,7 +38,7 @@ def run(
         typer.Option("--target", "-t", metavar="CLASS", help="Index or name; default: each image's top class."),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option("--classes", metavar="A,B", help="Several classes, from one forward pass a method.")
+        str | None, typer.Option("--classes", metavar="A,B", help="Several classes, from one forward pass.")
     ] = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[
@@ -46,10 +49,9 @@ def run(
         typer.Option("--format", metavar="A,B", help="png, jpg, webp (figures), npz, json (raw maps); default: png."),
     ] = None,
     overwrite: base.OverwriteOption = False,
-    colormap: Annotated[
-        str, typer.Option(metavar="NAME", help="inferno, magma, plasma, viridis, cividis, diverging, turbo, jet.")
-    ] = "inferno",
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="Opacity of the strongest value.")] = 0.85,
+    colormap: base.ColormapOption = "inferno",
+    alpha: base.AlphaOption = 0.85,
+    shared_scale: base.SharedScaleOption = False,
     contour: Annotated[
         str | None, typer.Option(metavar="A,B", help="Outlines at these levels (0..1) instead of colour.")
     ] = None,
@@ -57,83 +59,92 @@ def run(
         float | None, typer.Option(min=0, max=1, help="Boxes round what reaches this level instead of colour.")
     ] = None,
     device: base.DeviceOption = "cpu",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A method's own setting; repeatable.")
-    ] = None,
+    set_: base.SetOption = None,
     limit_top: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
-    questions, methods = _questions(target, classes), base.methods_of(method)
-    keywords, look = settings(set_ or [], methods), _look(colormap, alpha, contour, boxes)
+    questions, methods = asking.questions(target, classes), base.methods_of(method)
+    keywords, look = settings(set_ or [], methods), asking.look(colormap, alpha, contour, boxes)
     destination, paths = Destination.of(output, formats, overwrite), images_of(images)
     _check_one_file(destination, len(paths), len(methods) * len(questions))
-    net = base.loaded(model, weights, device)
-    explainers = [_explainer(kind, net, layer, preprocess, keywords[name]) for name, kind in methods.items()]
-    answers = Answers(explainers, questions, destination, look, limit_top)
-    failures = _each(answers, paths, debug=base.debugging(context))
-    for line in failures:
-        base.complain(line)
-    if failures:
-        if len(paths) > 1:
-            base.err().print(
-                f"{len(failures)} of {len(paths)} images failed, {len(paths) - len(failures)} are explained"
-            )
+    outcome = _Outcome(debugging=base.debugging(context))
+    present = _present(paths, outcome)
+    if present:
+        net = base.loaded(model, weights, device)
+        tools = [asking.explainer(kind, net, layer, preprocess, keywords[name]) for name, kind in methods.items()]
+        answers = Answers(
+            tools, questions, destination, look, limit_top, shared_scale=shared_scale, leave_out=method == "all"
+        )
+        _each(answers, present, outcome)
+    outcome.tell(len(paths))
+
+
+@dataclass
+class _Outcome:
+    """What became of the images: why some failed, and what others would have replaced."""
+
+    debugging: bool
+    done: int = 0
+    failures: list[str] = field(default_factory=list)
+    in_the_way: list[ExistsError] = field(default_factory=list)
+
+    def note(self, path: Path, error: Exception) -> None:
+        """One image is not explained; call it where the error is caught."""
+        if isinstance(error, ExistsError):
+            self.in_the_way.append(error)
+            return
+        if self.debugging:
+            traceback.print_exc()
+        why, name = base.reason(error), base.shown(path)
+        self.failures.append(why if why.startswith(name) else f"{name}: {why}")
+
+    def tell(self, images: int) -> None:
+        """Say it on stderr; exit code 1 unless every image is explained."""
+        for line in self.failures:
+            base.complain(line)
+        if len(self.in_the_way) > 1:
+            first = self.in_the_way[0].path
+            base.complain(f"{len(self.in_the_way)} images have output, as {first}; pass --overwrite, or another -o")
+        elif self.in_the_way:
+            base.complain(str(self.in_the_way[0]))
+        if self.done == images:
+            return
+        if images > 1:
+            failed = [f"{len(self.failures)} of {images} images failed"] if self.failures else []
+            kept = [f"{len(self.in_the_way)} are left as they were"] if self.in_the_way else []
+            base.err().print(", ".join([*failed, *kept, f"{self.done} are explained"]))
         raise typer.Exit(base.FAILED)
 
 
-def _each(answers: Answers, paths: Sequence[Path], *, debug: bool) -> list[str]:
-    """Every image in turn; why the ones that failed did. A question that suits no image is an error at once."""
+def _present(paths: Sequence[Path], outcome: _Outcome) -> list[tuple[int, Path]]:
+    """Numbers and paths of the images that are there; the others are noted before a model is loaded."""
+    present = []
+    for row, path in enumerate(paths, start=1):
+        try:
+            check_there(path)
+        except ImageError as error:
+            outcome.note(path, error)
+        else:
+            present.append((row, path))
+    return present
+
+
+def _each(answers: Answers, paths: Sequence[tuple[int, Path]], outcome: _Outcome) -> None:
+    """Every image in turn. A question that suits no image is an error at once."""
     from rich.text import Text
 
-    failures: list[str] = []
     console = base.out()
     with base.progress("explaining", len(paths), console) as advance:
-        for row, path in enumerate(paths, start=1):
+        for row, path in paths:
             try:
                 for line in answers.write(row, path):
                     console.print(line, soft_wrap=isinstance(line, Text))  # a path is never broken in two
+                outcome.done += 1
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
-                if isinstance(error, ABOUT_THE_QUESTION) and len(failures) == row - 1:
+                if isinstance(error, ABOUT_THE_QUESTION) and not outcome.done:
                     raise
-                if debug:
-                    traceback.print_exc()
-                why, name = base.reason(error), base.shown(path)
-                failures.append(why if why.startswith(name) else f"{name}: {why}")
+                outcome.note(path, error)
             advance()
-    return failures
-
-
-def _questions(target: str | None, classes: str | None) -> list[int | str | None]:
-    if target is not None and classes is not None:
-        raise typer.BadParameter(
-            "one class with --target or several with --classes, not both", param_hint="'--classes'"
-        )
-    words = base.split(classes) if classes is not None else [target]
-    if not words:
-        raise typer.BadParameter("no class is named", param_hint="'--classes'")
-    return [_class(word) for word in dict.fromkeys(words)]
-
-
-def _class(word: str | None) -> int | str | None:
-    """An index where the word is a whole number, else a name."""
-    try:
-        return int(word) if word is not None else None
-    except ValueError:
-        return word
-
-
-def _look(colormap: str, alpha: float, contour: str | None, boxes: float | None) -> Look:
-    from camscope.render import COLORMAPS
-
-    if colormap not in COLORMAPS:
-        raise typer.BadParameter(f"{colormap!r}; choose from {', '.join(COLORMAPS)}", param_hint="'--colormap'")
-    try:
-        levels = None if contour is None else tuple(map(float, base.split(contour)))
-    except ValueError:
-        levels = ()
-    if levels is not None and not (levels and all(0 < level <= 1 for level in levels)):
-        raise typer.BadParameter(f"{contour!r}; expected levels in 0..1, as 0.5 or 0.3,0.6", param_hint="'--contour'")
-    return Look(colormap, alpha, levels, boxes)
 
 
 def _check_one_file(destination: Destination, images: int, maps: int) -> None:
@@ -147,13 +158,3 @@ def _check_one_file(destination: Destination, images: int, maps: int) -> None:
             f"{file} holds one map and {maps} are asked for; name a folder, and --format {destination.formats[0]}",
             param_hint="'--output'",
         )
-
-
-def _explainer(
-    kind: "type[Explainer]", net: "nn.Module", layer: str | None, preprocess: str | None, keywords: dict[str, Any]
-) -> "Explainer":
-    if layer is not None:
-        if "layer" not in signature(kind).parameters:
-            raise typer.BadParameter(f"{kind.name} has no layer to choose", param_hint="'--layer'")
-        keywords = {"layer": layer, **keywords}
-    return kind(net, preprocess=preprocess, **keywords)

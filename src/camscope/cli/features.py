@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base
-from camscope.cli.paths import PICTURES, check_free, slug, stem_of
+from camscope.cli.paths import check_there, picture_file, slug
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,8 @@ def run(
     from camscope.render import channel_grid, encode
 
     path = Path(image)
-    file = _file(output, path, layer, overwrite)
+    check_there(path)
+    file = picture_file(output, "camscope-features", path, f"-{slug(layer)}", overwrite)
     maps = _maps(base.loaded(model, weights, device), path, layer, preprocess)
     picture = channel_grid(maps.float().cpu().numpy(), limit=limit)
     write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
@@ -40,15 +41,6 @@ def run(
     console = base.out()
     console.print(base.styled((base.shown(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True)
     console.print(f"  {min(limit, len(maps))} of {len(maps)} channels: {base.shown(file)}", soft_wrap=True)
-
-
-def _file(output: str | None, image: Path, layer: str, overwrite: bool) -> Path:
-    """Where the picture goes, which must be free."""
-    file = Path("camscope-features", f"{stem_of(1, image)}-{slug(layer)}.png") if output is None else Path(output)
-    if file.suffix.lower()[1:] not in PICTURES:
-        raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
-    check_free(file, overwrite, image)
-    return file
 
 
 def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":

@@ -1,26 +1,54 @@
 """`camscope methods`: what there is to explain with."""
 
 import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from camscope.cli import base
 from camscope.cli.settings import settable
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from camscope.explainers import Explainer
+
 EXAMPLE = "camscope methods"
+WIDEST = (None, None, 11, 11, 13)  # letters of a line, so that words get the room and not costs
+PAPER = 35  # letters of the longest id of a paper, which is never broken
 
 
 def run() -> None:
     """List the methods: what each computes, its paper, and what it costs."""
-    from camscope.explainers import CAM, METHODS, Explainer
+    from camscope.explainers import CAM, METHODS, Explainer, LayerExplainer
 
-    table = base.table("method", "in words", "paper", "forwards>", "backwards>", "settings")
+    controls = [method for method in METHODS.values() if method.control]
+    layered = [m for m in METHODS.values() if issubclass(m, LayerExplainer) and m not in controls]
+    whole = [m for m in METHODS.values() if m not in controls and m not in layered]
     shared = {*settable(Explainer), *settable(CAM)}
-    for name, method in METHODS.items():
-        own = [setting for setting in settable(method) if setting not in shared]
-        words = (method.paper, method.forwards, method.backwards, ", ".join(own) or "–")
-        table.add_row(name, _first_sentence(method), *words)
+    table = base.table("method", "in words", "forwards>", "backwards>", "settings")
+    for column, widest in zip(table.columns, WIDEST, strict=True):
+        column.max_width = widest
+    table.columns[1].min_width = PAPER
+    _add(table, "of one layer", layered, shared)
+    _add(table, "of the whole network", whole, shared)
+    _add(table, "controls: what any method must beat", controls, shared)
     console = base.out()
     console.print(table)
+    console.print("K: the layer's channels; a rest: the part of the model after the layer", style="dim")
     console.print(f"settings of all, by --set name=value: {', '.join(sorted(shared))}", style="dim")
+
+
+def _add(table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared: set[str]) -> None:
+    """A heading, and a row for each method, its paper after its words."""
+    rows = list(methods)
+    if rows:
+        table.add_row("", base.styled((title, "bold")))
+    for method in rows:
+        own = [setting for setting in settable(method) if setting not in shared]
+        words = base.styled((f"{_first_sentence(method)} ", ""), (method.paper, "dim"))
+        table.add_row(method.name, words, method.forwards, method.backwards, ", ".join(own) or "–")
+    if rows:
+        table.add_section()
 
 
 def _first_sentence(method: type) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from camscope.errors import OutputError
+from camscope.errors import ImageError, OutputError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 PICTURES, RAW = ("png", "jpg", "jpeg", "webp"), ("npz", "json")
@@ -111,12 +111,35 @@ class Destination:
         return files
 
 
+class ExistsError(OutputError):
+    """A file that would be replaced, and was not asked to be."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} exists; pass --overwrite, or another -o")
+        self.path = path
+
+
 def check_free(path: Path, overwrite: bool, image: Path | None = None) -> None:
-    """Raise OutputError if writing to `path` would replace a file, or the image itself even with `overwrite`."""
+    """Raise ExistsError if writing to `path` would replace a file; OutputError if the image itself, even with `overwrite`."""
     if image is not None and path.exists() and image.exists() and path.samefile(image):
         raise OutputError(f"{path} is the image itself; pass another -o")
     if os.path.lexists(path) and not overwrite:
-        raise OutputError(f"{path} exists; pass --overwrite, or another -o")
+        raise ExistsError(path)
+
+
+def check_there(image: Path) -> None:
+    """Raise ImageError if there is no such file, before anything slow begins."""
+    if not image.exists():
+        raise ImageError(f"{image}: there is no such file")
+
+
+def picture_file(output: str | None, folder: str, image: Path, tail: str, overwrite: bool) -> Path:
+    """Where the one picture made of an image goes, which must be free: `output`, or a name of its own in the folder."""
+    file = Path(folder, f"{stem_of(1, image)}{tail}.png") if output is None else Path(output)
+    if file.suffix.lower()[1:] not in PICTURES:
+        raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
+    check_free(file, overwrite, image)
+    return file
 
 
 def _with(stem: Path, tail: str) -> Path:

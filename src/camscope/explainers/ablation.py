@@ -1,6 +1,7 @@
 """Methods that change the layer's activation and see what the rest of the model makes of it. A: (N,K,cells)."""
 
 from collections.abc import Callable
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import Features
+from camscope.explainers.layer import LayerExplainer
 
 
 @register
@@ -21,7 +23,7 @@ class AblationCAM(WeightedChannels):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "2 + K rests"
+    forwards: ClassVar[str] = "3 + K rests"
     runs_model: ClassVar[bool] = True
     batch_size: int | None = None
 
@@ -34,7 +36,46 @@ class AblationCAM(WeightedChannels):
             rows = torch.arange(len(owners), device=owners.device)
             return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), owners
 
-        left = features.scores_with(len(alive), without_one_each)
         weights = features.values.new_zeros(features.activation.shape[:2])
-        weights[alive[:, 0], alive[:, 1]] = features.values[alive[:, 0]] - left
+        weights[alive[:, 0], alive[:, 1]] = features.losses_with(len(alive), without_one_each)
         return weights[..., None].to(features.activation.dtype)
+
+
+@register
+class ReciproCAM(LayerExplainer):
+    """Each cell's value is the class's probability when it alone is left: p(A ∘ B_c) at cell c (Byun & Lee 2022).
+
+    B_c keeps all channels of cell c. `gaussian`: it also keeps its neighbours, each weighed by (1/4, 1/2, 1/4) along
+    every axis, as the authors' code for transformers does; their code for convolutions spreads the cell's own vector
+    instead, which is no longer a part of A. Class and register tokens stay. The authors stretch the map to 0..1, which is
+    left to display; a single output or a callable target has no probability: the score itself is taken. `batch_size`:
+    altered copies in one pass; None: as many as fit into memory.
+    """
+
+    name, paper = "reciprocam", "arXiv:2209.14074"
+    forwards: ClassVar[str] = "3 + cells rests"
+    runs_model: ClassVar[bool] = True
+    gaussian: bool = False
+    batch_size: int | None = None
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s)"""
+        samples, _, *grid = features.activation.shape
+        tables = [self._kept_along(extent, features.activation) for extent in grid]
+        cells = prod(grid)
+
+        def one_left_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
+            places = torch.arange(part.start, part.stop, device=features.activation.device)
+            masks = features.activation.new_ones(len(places), 1)
+            for axis, place in enumerate(torch.unravel_index(places % cells, tuple(grid))):
+                masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
+            return lambda maps: maps.mul_(masks.to(maps.dtype)), places // cells
+
+        chances = features.chances_with(samples * cells, one_left_each)
+        return chances.view(samples, *grid).to(features.activation.dtype)
+
+    def _kept_along(self, extent: int, activation: Tensor) -> Tensor:
+        """(extent,extent): for each place along an axis, how much of every place is left."""
+        own = torch.eye(extent, dtype=activation.dtype, device=activation.device)
+        near = own.new_ones(extent - 1).diag(1)
+        return own / 2 + (near + near.T) / 4 if self.gaussian else own

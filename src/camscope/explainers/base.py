@@ -6,7 +6,7 @@ import os
 import platform
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import isabstract, signature
 from typing import Any, ClassVar, TypeVar, dataclass_transform, final
@@ -38,7 +38,7 @@ from camscope.explanation import MEANING, OK, ClassScore, Explanation
 from camscope.hooks.base import unwrap
 from camscope.layers import Layout
 from camscope.structure import mapped
-from camscope.targets import Question, Score
+from camscope.targets import Difference, Question, Score
 from camscope.version import __version__
 
 METHODS: dict[str, type["Explainer"]] = {}
@@ -74,6 +74,10 @@ class Maps:
     notes: tuple[str, ...] = ()
 
 
+Later = Callable[[], Maps]  # a map that takes passes of its own, made when the shared ones are over
+Watch = Callable[[Sequence["Explainer"]], None]  # told which methods work next: those that share a pass, or one alone
+
+
 @dataclass(frozen=True)
 class _Run:
     """One call: the model as it was found, and each question with its maps."""
@@ -105,6 +109,8 @@ class Explainer(ABC):
     paper: ClassVar[str]
     forwards: ClassVar[str] = "1"
     backwards: ClassVar[str] = "0"
+    control: ClassVar[bool] = False  # a floor for comparisons: it knows nothing of the model's answer
+    class_specific: ClassVar[bool] = True  # whether the map depends on the target
 
     def __post_init__(self) -> None:
         expect_one_of("mode", self.mode, "eval", "as_is")
@@ -125,12 +131,26 @@ class Explainer(ABC):
         return [Maps(self.heat(x, score)) for score in scores]
 
     @property
+    def title(self) -> str:
+        """The method as a result names it."""
+        return self.name
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether any of the model's are taken."""
+        return self.backwards != "0"
+
+    def asked(self, target: Question) -> Question:
+        """The question that a target means; TargetError for one that the method does not answer."""
+        return target
+
+    @property
     def company(self) -> Hashable:
         """Methods of one company can share passes: `maps_of` makes the maps of them all."""
         return id(self)
 
     @staticmethod
-    def maps_of(tools: "Sequence[Explainer]", x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
+    def maps_of(tools: "Sequence[Explainer]", x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps | Later]]:
         """[method][score] of one company; a family that can share passes between methods does it here."""
         return [tool.maps(x, scores) for tool in tools]
 
@@ -147,7 +167,7 @@ class Explainer(ABC):
     @final
     def explain_classes(self, image: Any, targets: Sequence[Question]) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it."""
-        if isinstance(targets, str | int) or callable(targets):
+        if isinstance(targets, str | int | Difference) or callable(targets):
             raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
         return explain_each([self], image, list(targets))[0]
 
@@ -165,13 +185,9 @@ class Explainer(ABC):
         tools = [one if isinstance(one, Explainer) else self.sibling(one) for one in methods]
         return [row[0] for row in explain_each(tools, image, [target])]
 
-    @final
     def sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Another method for the same model, with the same settings where it has them."""
-        kind = method if isinstance(method, type) else METHODS.get(method)
-        if kind is None:
-            near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
-            raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
+        kind = kind_of(method)
         own = signature(type(self)).parameters
         return kind(**{name: getattr(self, name) for name in signature(kind).parameters if name in own})
 
@@ -204,7 +220,9 @@ class Explainer(ABC):
         return {name: value if isinstance(value, int | float | str) else str(value) for name, value in given.items()}
 
     def __repr__(self) -> str:
-        settings = "".join(f", {name}={value!r}" for name, value in self.parameters.items())
+        usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
+        changed = {name: value for name, value in self.parameters.items() if value != usual.get(name)}
+        settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 
     def _read(self, image: Any) -> Item:
@@ -216,7 +234,7 @@ class Explainer(ABC):
         index, values = score.class_of(i), score.values
         return Explanation(
             heat=maps.heat[i].cpu().numpy().copy(),
-            method=self.name,
+            method=self.title,
             target=index,
             label=score.label_of(i),
             score=float(values[i]) if values is not None else float("nan"),
@@ -250,8 +268,22 @@ class Explainer(ABC):
         return tuple(notes)
 
 
-def explain_each(tools: Sequence[Explainer], image: Any, targets: Sequence[Question]) -> list[list[Explanation]]:
-    """[method][target]: what several methods say of one image of one model, from as few passes as possible."""
+def kind_of(method: str | type[Explainer]) -> type[Explainer]:
+    """The method of a name, or the class itself; InputError for a name that is none."""
+    kind = method if isinstance(method, type) else METHODS.get(method)
+    if kind is None:
+        near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
+        raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")
+    return kind
+
+
+def explain_each(
+    tools: Sequence[Explainer], image: Any, targets: Sequence[Question], *, watch: Watch | None = None
+) -> list[list[Explanation]]:
+    """[method][target]: what several methods say of one image of one model, from as few passes as possible.
+
+    `watch`: told which methods work next, for a progress bar or a clock.
+    """
     if not tools or not targets:
         raise TargetError("no targets, or no methods: pass one at least of each, e.g. targets [281, 285] or [None]")
     first = tools[0]
@@ -259,7 +291,7 @@ def explain_each(tools: Sequence[Explainer], image: Any, targets: Sequence[Quest
         if unwrap(tool.model) is not unwrap(first.model):
             raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
     item = first._read(image)
-    runs = _run(tools, item.x[None], targets)
+    runs = _run(tools, item.x[None], targets, watch=watch)
     digits = digest(runs[0].known.model)
     return [
         [tool._explanation(0, item, run, which, digits) for which in range(len(targets))]
@@ -273,9 +305,10 @@ def _run(
     targets: Sequence[Question],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
 ) -> list[_Run]:
     known = survey(tools[0].model)
-    if any(tool.backwards != "0" for tool in tools):
+    if any(tool.takes_gradients for tool in tools):
         expect_differentiable(known)
     companies: dict[Hashable, list[int]] = {}
     for t, tool in enumerate(tools):
@@ -286,15 +319,30 @@ def _run(
         with calm(known, first.mode), precisely(first.precision, known):
             inputs = prepared(checked_input(x, known), first.precision)
             extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
-            scores = [Score(known.model, t, categories=first.categories, args=extra, kwargs=named) for t in targets]
-            made = first.maps_of(company, inputs, scores)
+            asked = [first.asked(target) for target in targets]
+            scores = [Score(known.model, one, categories=first.categories, args=extra, kwargs=named) for one in asked]
+            made = _made(company, inputs, scores, watch)
         runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
-            checked_finite(f"the map of {tool.name}", one.heat, tool.on_nonfinite)
+            checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
             for status in sorted({status for status in statuses(one) if status != OK}):
-                warnings.warn(f"{tool.name}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
+                warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
     return [runs[t] for t in range(len(tools))]
+
+
+def _made(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch: Watch | None) -> list[list[Maps]]:
+    """[method][score] of one company: what its shared passes give, then what takes passes of its own."""
+    if watch is not None:
+        watch(tools)
+    made: list[list[Maps]] = []
+    for tool, row in zip(tools, tools[0].maps_of(tools, x, scores), strict=True):
+        made.append([])
+        for one in row:
+            if callable(one) and watch is not None:
+                watch([tool])
+            made[-1].append(one() if callable(one) else one)
+    return made
 
 
 def statuses(maps: Maps) -> list[str]:

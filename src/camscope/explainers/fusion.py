@@ -1,37 +1,128 @@
-"""One explanation of several layers."""
+"""Several layers as one map: `Fused` of explainers, `fuse` of explanations that there are already."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explanation import MEANING, OK, Explanation, Floats
-from camscope.geometry import Placement
+from camscope.explainers.base import Explainer, Maps, statuses
+from camscope.explainers.grids import on_grid
+from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.scope import expect_one_of
+from camscope.explainers.wrappers.base import Wrapper
+from camscope.explanation import MEANING, OK, Explanation
+from camscope.targets import Score
+
+How = Literal["max", "mean", "product"]
+HOW: tuple[How, ...] = ("max", "mean", "product")
+SCALED = "fused: each layer's map was divided by its maximum"
 
 
-def fuse(explanations: Sequence[Explanation], how: Literal["max", "mean"] = "max") -> Explanation:
+class Fused(Wrapper):
+    """Several explainers as one, as a rule one method at several layers, from as few passes as they can share.
+
+    Each map is cut at zero and divided by its maximum, brought to the finest grid, then cell by cell: `how` "max" keeps
+    what any of them saw (Jiang et al. 2021, section III-C), "mean" what they have in common, "product" what all saw. A
+    map without positive evidence is zero. LayerCAM as its paper fuses it, fine and sure at once:
+
+        Fused.of(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
+    """
+
+    name = "fused"
+
+    def __init__(self, explainers: Sequence[Explainer], how: How = "max") -> None:
+        if isinstance(explainers, Explainer) or not explainers:
+            raise InputError("nothing to fuse: pass a list of explainers, or Fused.of(explainer, layers)")
+        expect_one_of("how", how, *HOW)
+        super().__init__(*explainers)
+        self.explainers, self.how = tuple(explainers), how
+
+    @classmethod
+    def of(cls, explainer: Explainer, layers: Sequence[str | nn.Module], how: How = "max") -> Self:
+        """One method, with all its settings, at several layers."""
+        if not isinstance(explainer, LayerExplainer):
+            raise InputError(f"{explainer!r} does not look at one layer; wrap what is fused: Augmented(Fused.of(…))")
+        if isinstance(layers, str):
+            raise InputError(f"Fused.of takes a list of layers; for one, [{layers!r}]")
+        return cls([replace(explainer, layer=layer) for layer in layers], how)
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """One map of each score."""
+        columns = zip(*together(self.explainers, x, scores), strict=True)
+        return [gathered(maps, joined([one.heat for one in maps], self.how), SCALED) for maps in columns]
+
+    def _round(self, inner: Sequence[Explainer]) -> Self:
+        return type(self)(inner, self.how)
+
+
+def together(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
+    """[explainer][score]: those of one company share their passes."""
+    companies: dict[Hashable, list[int]] = {}
+    for t, tool in enumerate(tools):
+        companies.setdefault(tool.company, []).append(t)
+    made: dict[int, list[Maps]] = {}
+    for numbers in companies.values():
+        company = [tools[t] for t in numbers]
+        rows = company[0].maps_of(company, x, scores)
+        made.update(zip(numbers, ([one() if callable(one) else one for one in row] for row in rows), strict=True))
+    return [made[t] for t in range(len(tools))]
+
+
+def joined(maps: Sequence[Tensor], how: How) -> Tensor:
+    """Several (N,*s) -> (N,*finest): each cut at zero, over its maximum, on the finest grid, then cell by cell."""
+    finest = max((one.shape[1:] for one in maps), key=math.prod)
+    layers = torch.stack([on_grid(_over_maximum(one), finest) for one in maps])
+    if how == "product":
+        return layers.prod(0)
+    return layers.amax(0) if how == "max" else layers.mean(0)
+
+
+def _over_maximum(maps: Tensor) -> Tensor:
+    peak = maps.flatten(1).amax(1).view(-1, *[1] * (maps.ndim - 1))
+    return torch.where(peak > 0, maps.relu() / peak, 0)
+
+
+def gathered(maps: Sequence[Maps], heat: Tensor, scaled: str) -> Maps:
+    """The one map (N,*s) that several became, with what is known of each; `scaled`: how they were made comparable."""
+    layers = list(filter(None, (one.layer for one in maps)))
+    zeros = [one.zero_gradient for one in maps if one.zero_gradient is not None]
+    notes = dict.fromkeys(note for one in maps for note in one.notes)
+    return Maps(
+        heat,
+        layer=" + ".join(layers) or None,
+        zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(maps) else None,
+        notes=(*notes, scaled, *filter(None, map(_said, maps))),
+    )
+
+
+def _said(maps: Maps) -> str | None:
+    """What a layer lacks, if every sample lacks it there."""
+    found = set(statuses(maps))
+    return f"{maps.layer}: {MEANING[found.pop()]}" if len(found) == 1 and OK not in found else None
+
+
+def fuse(explanations: Sequence[Explanation], how: How = "max") -> Explanation:
     """Several layers' maps of one question as one: each divided by its maximum, on the finest grid, then cell by cell.
 
-    `how`: "max" keeps what any layer saw (Jiang et al. 2021, section III-C), "mean" what they agree on. A layer without
-    positive evidence adds nothing. Raises InputError where the explanations are not of one input, target and method.
+    `how`: see `Fused`, which spares passes. A layer without positive evidence adds nothing. Raises InputError where the
+    explanations are not of one input, target and method.
     """
     if not explanations:
         raise InputError("nothing to fuse: pass one explanation per layer")
-    if how not in ("max", "mean"):
-        raise InputError(f"how={how!r}: expected 'max' or 'mean'")
+    expect_one_of("how", how, *HOW)
     first = explanations[0]
     for one in explanations[1:]:
         _expect_same_question(first, one)
-    finest = max((one.grid for one in explanations), key=np.prod)
-    maps = np.stack([_on_grid(one, finest) for one in explanations])
-    heat = maps.max(0) if how == "max" else maps.mean(0)
+    precision = np.result_type(np.float32, *(one.heat.dtype for one in explanations))
+    heat = joined([torch.from_numpy(one.heat.astype(precision))[None] for one in explanations], how)[0].numpy()
     flagged = [one for one in explanations if one.status != OK]
     status = flagged[0].status if len(flagged) == len(explanations) else OK
-    notes = [f"{one.layer}: {MEANING[one.status]}" for one in flagged]
-    notes = [*first.notes, "fused: each layer's map was divided by its maximum", *notes]
+    notes = [*first.notes, SCALED, *(f"{one.layer}: {MEANING[one.status]}" for one in flagged)]
     layers = " + ".join(str(one.layer) for one in explanations)
     settings = {**first.parameters, "layer": layers, "how": how}
     return replace(first, heat=heat, layer=layers, layout=None, status=status, notes=tuple(notes), parameters=settings)
@@ -47,11 +138,3 @@ def _expect_same_question(first: Explanation, other: Explanation) -> None:
         one, another = getattr(first, picture), getattr(other, picture)
         if one is not None and another is not None and not np.array_equal(one, another):
             raise InputError("cannot fuse: the explanations are of different images")
-
-
-def _on_grid(explanation: Explanation, grid: tuple[int, ...]) -> Floats:
-    """The map over its maximum, carried to another grid of the same input by linear interpolation."""
-    heat = explanation.heat
-    peak = heat.max()
-    scaled = np.maximum(heat, 0) / peak if peak > 0 else np.zeros_like(heat)
-    return Placement.identity(grid).project(scaled)[0]

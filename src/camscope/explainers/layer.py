@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from camscope.cards import card_of
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer, Later, Maps
 from camscope.explainers.features import Features
 from camscope.explainers.passes import Pass
 from camscope.hooks.base import find_layer, unwrap
@@ -64,7 +65,7 @@ class LayerExplainer(Explainer):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each."""
-        return LayerExplainer.maps_of([self], x, scores)[0]
+        return [one() if callable(one) else one for one in LayerExplainer.maps_of([self], x, scores)[0]]
 
     @property
     def company(self) -> Hashable:
@@ -72,7 +73,7 @@ class LayerExplainer(Explainer):
         return (LayerExplainer, self.precision, self.output, self.call, self.on_nonfinite)
 
     @staticmethod
-    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
+    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
         """[method][score]: one forward pass and one backward pass a score, whatever the layers.
 
         What only combines does so at once, so that one score's gradients are held; the others follow, without hooks.
@@ -80,21 +81,19 @@ class LayerExplainer(Explainer):
         own = [tool for tool in tools if isinstance(tool, LayerExplainer)]
         unnamed = next((tool._choose(x, scores[0]) for tool in own if tool.layer is None), None)
         layers = [str(unnamed if tool.layer is None else tool.layer) for tool in own]
-        made: dict[tuple[int, int], Maps | Features] = {}
+        made: list[list[Maps | Later]] = [[] for _ in own]
         with Pass(own, layers, x, scores) as shared:
             for i in range(len(scores)):
                 for t, features in shared.features(i):
-                    made[t, i] = features if own[t].runs_model else own[t]._maps(features)
-        return [
-            [one if isinstance(one := made[t, i], Maps) else tool._maps(one) for i in range(len(scores))]
-            for t, tool in enumerate(own)
-        ]
+                    later = partial(own[t]._maps, features)
+                    made[t].append(later if own[t].runs_model else later())
+        return made
 
     def _maps(self, features: Features) -> Maps:
         zero = None if features.found is None else features.found.flatten(1).abs().amax(1) == 0
         chosen = () if self.layer is not None else (f"layer {features.layer!r} was chosen",)
-        notes = (*chosen, *features.notes)
-        return Maps(self.combine(features), features.layer, features.layout, zero, notes)
+        heat = self.combine(features)
+        return Maps(heat, features.layer, features.layout, zero, (*chosen, *features.notes, *features.remarks))
 
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.

@@ -1,6 +1,7 @@
 """The scope of one call: a model that can be explained, left as it was; numbers that are numbers."""
 
 import itertools
+import math
 import threading
 import warnings
 from collections.abc import Iterator
@@ -90,6 +91,13 @@ def expect_one_of(setting: str, value: object, *words: object) -> None:
     """An InputError unless the value of a setting is one of these."""
     if value not in words:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
+
+
+def expect_positive(**settings: float | None) -> None:
+    """An InputError unless each setting is a positive number; None stands for one that is left out."""
+    for name, value in settings.items():
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{name}={value!r}: expected a positive number")
 
 
 def checked_input(x: Tensor, known: Survey) -> Tensor:

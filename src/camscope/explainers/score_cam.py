@@ -1,75 +1,177 @@
-"""Methods that mask the input with the layer's channels and see what the model makes of it. A: (N,K,*s)."""
+"""Methods that mask the input with one channel of the layer at a time and weigh it by what the model makes of that.
 
-from typing import ClassVar
+H_k: channel k, A_k, enlarged to the input and then stretched to 0..1 (Wang et al. 2020, eq. 7 and 8).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.errors import InputError
 from camscope.explainers.base import register
-from camscope.explainers.cam import SPACE, WeightedChannels
+from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
+from camscope.explainers.masks import enlarged, leading, stretched, varying
+from camscope.explainers.scope import expect_one_of, expect_positive
 
-LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+Masking = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@register
-class ScoreCAM(WeightedChannels):
-    """Each channel weighs the softmax of the scores of x ∘ H_k: relu Σ_k α_k A_k (Wang et al. 2020, eq. 7 to 9, alg. 1).
+@dataclass(kw_only=True, eq=False, repr=False)
+class MaskedScores(WeightedChannels):
+    """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `masking`.
 
-    H_k: channel k enlarged to the input, stretched to 0..1. The baseline f(0) of eq. 6 cancels in the softmax over the
-    channels. A constant channel masks everything: one pass of the empty input serves them all. `top`: only the so many
-    channels that vary most, an approximation; `batch_size`: masked inputs in one pass; None: as many as fit into memory.
+    The papers subtract the score of an empty input, which cancels in the softmax. A constant channel shows nothing: the
+    same empty mask serves all of a sample's. `top`: only so many channels, those that vary most; the others weigh
+    nothing (an approximation). `batch_size`: masked inputs in one pass; None: as many as fit into memory.
     """
 
-    name, paper = "scorecam", "arXiv:1910.01279"
-    forwards: ClassVar[str] = "2 + K"
     runs_model: ClassVar[bool] = True
     top: int | None = None
     batch_size: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_positive(top=self.top, batch_size=self.batch_size)
+
+    @property
+    def turns(self) -> int:
+        """How many inputs each mask makes."""
+        return 1
+
+    @property
+    def turns_of_nothing(self) -> int:
+        """How many different inputs the empty mask makes."""
+        return 1
+
+    @abstractmethod
+    def masking(self, x: Tensor) -> Masking:
+        """For inputs (N,C,*S): a function of rows (R,C,*S), masks (R,1,*S), turns (R,) -> what the model sees (R,C,*S)."""
+
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
-        chosen = varying(features.activation, self.top)
-        pairs = chosen.nonzero()
+        activation, x = features.activation, features.x
+        chosen, live, masking = leading(activation, self.top), varying(activation), self.masking(x)
+        owners, channels = (chosen & live).nonzero().T
+        empty = (chosen & ~live).any(1).nonzero()[:, 0]
+        scores = activation.new_full(chosen.shape, -torch.inf)
 
-        def masked(part: slice) -> tuple[Tensor, Tensor]:
-            owners, channels = pairs[part].T
-            masks = stretched(enlarged(features.activation[owners, channels], features.x))
-            return features.x[owners] * masks[:, None].to(features.x.dtype), owners
+        def shown(rows: Tensor) -> Tensor:
+            return stretched(enlarged(activation[owners[rows], channels[rows]], x))[:, None]
 
-        every = torch.arange(len(features.x), device=features.x.device)
-        empty = features.scores_of(len(every), lambda part: (torch.zeros_like(features.x[part]), every[part]))
-        scores = empty[:, None].repeat(1, chosen.shape[1])
-        scores[chosen] = features.scores_of(len(pairs), masked)
-        if self.top is not None:
-            scores = scores.masked_fill(~chosen, -torch.inf)
-        return scores.to(features.activation.dtype).softmax(1)[..., None]
+        def nothing(rows: Tensor) -> Tensor:
+            return x.new_zeros(1).expand(len(rows), 1, *x.shape[2:])
 
+        scores[owners, channels] = self._mean_scores(features, masking, owners, shown, self.turns)
+        of_nothing = activation.new_zeros(len(scores))
+        of_nothing[empty] = self._mean_scores(features, masking, empty, nothing, self.turns_of_nothing)
+        return torch.where(chosen & ~live, of_nothing[:, None], scores).softmax(1)[..., None]
 
-def varying(activation: Tensor, top: int | None = None) -> Tensor:
-    """(N,K) bool: channels that are not constant; of them, the `top` ones of each sample that vary most."""
-    flat = activation.flatten(2)
-    spread = flat.std(SPACE, correction=0)
-    live = flat.amax(SPACE) > flat.amin(SPACE)
-    if top is None:
-        return live
-    if top < 1:
-        raise InputError(f"top={top}: expected a number of channels, 1 or more")
-    best = spread.topk(min(top, spread.shape[1]), dim=1).indices
-    return live & torch.zeros_like(live).scatter_(1, best, True)
+    def _mean_scores(
+        self, features: Features, masking: Masking, owners: Tensor, masks: Callable[[Tensor], Tensor], turns: int
+    ) -> Tensor:
+        """(M,): the mean score over all turns of M masks of these samples."""
+        x = features.x
 
+        def versions(part: slice) -> tuple[Tensor, Tensor]:
+            numbers = torch.arange(part.start, part.stop, device=x.device)
+            rows = numbers // turns
+            own = x if len(x) == 1 else x[owners[rows]]
+            return masking(own, masks(rows).to(x.dtype), numbers % turns), owners[rows]
 
-def enlarged(maps: Tensor, x: Tensor) -> Tensor:
-    """(R,*s) -> (R,*S): linear interpolation between cell centres, to the input's size."""
-    size = x.shape[2:]
-    return F.interpolate(maps[:, None], size, mode=LINEAR[len(size)], align_corners=False)[:, 0]
+        scores = features.scores_of(len(owners) * turns, versions)
+        return scores.to(features.activation.dtype).view(-1, turns).mean(1)
 
 
-def stretched(masks: Tensor) -> Tensor:
-    """(R,*S) -> 0..1 each; a constant one is 0."""
-    flat = masks.flatten(1)
-    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    span = torch.where(high > low, high - low, 1)
-    return ((flat - low) / span).view_as(masks)
+@register
+class ScoreCAM(MaskedScores):
+    """Each channel weighs the softmax of the scores of x ∘ H_k: relu Σ_k α_k A_k (Wang et al. 2020, algorithm 1).
+
+    The scores are logits, as in the algorithm; the authors' code weighs by probabilities, without a softmax over the
+    channels, and the figures of the paper fit either.
+    """
+
+    name, paper = "scorecam", "arXiv:1910.01279"
+    forwards: ClassVar[str] = "1 + K"
+
+    def masking(self, x: Tensor) -> Masking:
+        """Rows x ∘ H."""
+        return lambda rows, masks, turns: rows * masks
+
+
+@register
+class SSCAM(MaskedScores):
+    """Score-CAM with the mean score of noisy masks: of x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
+
+    `samples`: noises; `sigma`: their standard deviation; `noise`: "map", or "input" for x ∘ H_k + σ (max x - min x) n_i,
+    the paper's two variants. σ is a fraction of the range of what it is added to, so that no unit matters; the authors'
+    code divides by the range and squares. Every channel meets the same noises, so that channels differ by what they show.
+    """
+
+    name, paper = "sscam", "arXiv:2006.14255"
+    forwards: ClassVar[str] = "1 + samples x K"
+    samples: int = 35
+    sigma: float = 0.5
+    noise: Literal["map", "input"] = "map"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_positive(samples=self.samples, sigma=self.sigma)
+        expect_one_of("noise", self.noise, "map", "input")
+
+    @property
+    def turns(self) -> int:
+        """One for each noise."""
+        return self.samples
+
+    @property
+    def turns_of_nothing(self) -> int:
+        """The noises alone are as many."""
+        return self.samples
+
+    def masking(self, x: Tensor) -> Masking:
+        """Rows x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
+        shape = (self.samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        noises = self.sigma * drawn.to(x)
+        if self.noise == "map":
+            return lambda rows, masks, turns: rows * (masks + noises[turns])
+        return lambda rows, masks, turns: rows * masks + breadth(rows) * noises[turns]
+
+
+@register
+class ISCAM(MaskedScores):
+    """Score-CAM with the mean score of masks that fade in: of x ∘ H_k i/N, i = 1..N (Naidu et al. 2020).
+
+    `samples`: N. The authors' code scales like this; the paper's formula, as others quote it, adds the steps up and
+    reaches inputs (N - 1)/2 times as bright as the image. Steps of nothing are nothing: the empty input runs once.
+    """
+
+    name, paper = "iscam", "arXiv:2010.03023"
+    forwards: ClassVar[str] = "1 + samples x K"
+    samples: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_positive(samples=self.samples)
+
+    @property
+    def turns(self) -> int:
+        """One for each step."""
+        return self.samples
+
+    def masking(self, x: Tensor) -> Masking:
+        """Rows x ∘ H i/N."""
+        numbers = torch.arange(1, self.samples + 1, dtype=torch.float64)
+        steps = (numbers / self.samples).to(x).view(-1, *[1] * (x.ndim - 1))
+        return lambda rows, masks, turns: rows * (masks * steps[turns])
+
+
+def breadth(x: Tensor) -> Tensor:
+    """(R,C,*S) -> (R,1,1,..): from the smallest value of each row to the largest."""
+    axes = tuple(range(1, x.ndim))
+    return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
+from camscope.hooks.checkpoint import plain_checkpoints
 from camscope.structure import replaced, the_tensor
 
 
@@ -39,6 +40,6 @@ def branched(
         path, tensor = the_tensor(name, result, output)
         return replaced(result, path, change(tensor.index_select(0, owners)))
 
-    with Hooks() as hooks:
+    with Hooks() as hooks, plain_checkpoints():
         hooks.hold(module.register_forward_hook(here_only(grow)))
         yield

@@ -2,17 +2,22 @@
 
 from camscope.render.channels import channel_grid
 from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
+from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
 from camscope.render.overlay import not_covered, overlay
-from camscope.render.panel import beside, captioned, colour_bar, panel
+from camscope.render.panel import beside, captioned, colour_bar, levelled, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
 from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
+from camscope.render.sheet import Cell, sheet
 
 __all__ = [
     "COLORMAPS",
     "DIVERGING",
     "FORMATS",
     "PERCEPTUAL",
+    "SWATCHES",
     "Box",
+    "Cell",
+    "Entry",
     "Picture",
     "beside",
     "boxes",
@@ -26,7 +31,12 @@ __all__ = [
     "draw_marker",
     "encode",
     "fitted",
+    "legend",
+    "levelled",
     "not_covered",
     "overlay",
     "panel",
+    "regions",
+    "sheet",
+    "swatches",
 ]

@@ -27,7 +27,7 @@ def colour_bar(height: int, lo: float, hi: float, colormap: str = "inferno", *, 
         raise InputError(f"a colour bar of {height} rows from {lo} to {hi}; expected 8 rows at least, and lo <= hi")
     values = _bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
-    bar = _surrounded(colourise(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME)
+    bar = surrounded(colourise(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME)
     size = min(22, max(9, height // 16))
     numbers = {hi: 0, lo: height} | ({0.0: height * hi / (hi - lo)} if colormap == DIVERGING and lo < 0 < hi else {})
     tiles = {row: text_tile(_written(number, lo, hi), size) for number, row in numbers.items()}
@@ -44,7 +44,13 @@ def beside(*pictures: Picture) -> Picture:
     if len(heights) != 1:
         raise InputError(f"pictures of {sorted(heights)} rows cannot stand side by side; fit them to one height first")
     gap = max(4, heights.pop() // 40)
-    return np.concatenate([_padded(p, right=gap) for p in pictures[:-1]] + [pictures[-1]], axis=1)
+    return np.concatenate([padded(p, right=gap) for p in pictures[:-1]] + [pictures[-1]], axis=1)
+
+
+def levelled(*pictures: Picture) -> list[Picture]:
+    """Pictures (H,W,3) of any heights -> the same, all of the tallest one's height, with paper below."""
+    tall = max(checked_picture(picture).shape[0] for picture in pictures)
+    return [padded(picture, bottom=tall - picture.shape[0]) for picture in pictures]
 
 
 def captioned(image: Picture, caption: str, *, flag: str | None = None, size: int | None = None) -> Picture:
@@ -89,12 +95,12 @@ def panel(
     ]
     rows = [_row(cells[start : start + columns], gap) for start in range(0, len(cells), columns)]
     wide = max(row.shape[1] for row in rows)
-    return _padded(np.concatenate([_padded(row, right=wide - row.shape[1]) for row in rows]), top=gap, left=gap)
+    return padded(np.concatenate([padded(row, right=wide - row.shape[1]) for row in rows]), top=gap, left=gap)
 
 
 def _row(cells: Sequence[Picture], gap: int) -> Picture:
     tall = max(cell.shape[0] for cell in cells)
-    return np.concatenate([_padded(c, bottom=tall - c.shape[0] + gap, right=gap) for c in cells], axis=1)
+    return np.concatenate([padded(c, bottom=tall - c.shape[0] + gap, right=gap) for c in cells], axis=1)
 
 
 def _columns(count: int) -> int:
@@ -103,16 +109,18 @@ def _columns(count: int) -> int:
 
 def _centred(image: Picture, height: int, width: int) -> Picture:
     rows, columns = height - image.shape[0], width - image.shape[1]
-    return _padded(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
+    return padded(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
 
-def _padded(image: Picture, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> Picture:
+def padded(image: Picture, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> Picture:
+    """(H,W,3) -> larger by so many rows and columns of paper."""
     out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), PAPER, np.uint8)
     out[top : top + image.shape[0], left : left + image.shape[1]] = image
     return out
 
 
-def _surrounded(image: Picture, edge: int, colour: Colour) -> Picture:
+def surrounded(image: Picture, edge: int, colour: Colour) -> Picture:
+    """(H,W,3) -> larger by a frame `edge` pixels wide."""
     out = np.full((image.shape[0] + 2 * edge, image.shape[1] + 2 * edge, 3), colour, np.uint8)
     out[edge:-edge, edge:-edge] = image
     return out

@@ -1,0 +1,146 @@
+"""`camscope compare`: what several methods, layers and classes make of one image, side by side."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camscope.cli import asking, base
+from camscope.cli.paths import check_there, picture_file
+from camscope.cli.settings import settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import nn
+
+    from camscope.explainers import Comparison, Explainer
+    from camscope.explainers.base import Watch
+
+EXAMPLE = "camscope compare camscope-demo/images/1-nodule.png --classes 1,2"
+LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
+USUAL = "gradcam,gradcam++,xgradcam,hirescam,layercam"
+
+
+def run(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="One image file.")],
+    model: base.ModelOption = "phantom",
+    weights: base.WeightsOption = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Layers; to see them: camscope layers MODEL."),
+    ] = None,
+    methods: Annotated[
+        str,
+        typer.Option("--methods", "--method", metavar="A,B", help="Methods, or all; to see them: camscope methods."),
+    ] = USUAL,
+    classes: Annotated[
+        str | None,
+        typer.Option("--classes", "--target", "-t", metavar="A,B", help="Indices or names; default: the top class."),
+    ] = None,
+    preprocess: base.PreprocessOption = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-compare.")
+    ] = None,
+    overwrite: base.OverwriteOption = False,
+    colormap: base.ColormapOption = "inferno",
+    alpha: base.AlphaOption = 0.85,
+    shared_scale: base.SharedScaleOption = False,
+    columns: Annotated[int | None, typer.Option(min=1, help="Pictures side by side; default: as many as fit.")] = None,
+    device: base.DeviceOption = "cpu",
+    set_: base.SetOption = None,
+) -> None:
+    """Compare methods on an image: one figure, the numbers, and which of them are one and the same here."""
+    from camscope.files import write_bytes
+    from camscope.render import encode
+
+    questions, kinds, path = asking.questions(None, classes), base.methods_of(methods), Path(image)
+    keywords, look = settings(set_ or [], kinds), asking.look(colormap, alpha)
+    check_there(path)
+    file = picture_file(output, "camscope-compare", path, "", overwrite)
+    net = base.loaded(model, weights, device)
+    tools = _tools(kinds, net, [None] if layers is None else base.split(layers), preprocess, keywords)
+    with base.remarks() as remarks:
+        found = _compared(tools, path, questions, leave_out=methods == "all")
+    figure = found.figure(
+        scale="shared" if shared_scale else "max", alpha=look.alpha, colormap=look.colormap, columns=columns
+    )
+    write_bytes(file, encode(figure, file.suffix), overwrite=overwrite)
+    _tell(found, path, file, remarks)
+
+
+def _tools(
+    kinds: "dict[str, type[Explainer]]",
+    net: "nn.Module",
+    layers: Sequence[str | None],
+    preprocess: str | None,
+    keywords: dict[str, dict[str, Any]],
+) -> "list[Explainer]":
+    """Every method at every layer; once where it has none to choose."""
+    if not layers:
+        raise typer.BadParameter("no layer is named", param_hint="'--layers'")
+    return [
+        asking.explainer(kind, net, layer, preprocess, keywords[name])
+        for name, kind in kinds.items()
+        for layer in (dict.fromkeys(layers) if asking.has_layer(kind) else [None])
+    ]
+
+
+def _compared(
+    tools: "Sequence[Explainer]", path: Path, questions: Sequence[int | str | None], *, leave_out: bool
+) -> "Comparison":
+    """Comparison, with a bar that says which methods are at work."""
+    from camscope.explainers import LayerExplainer
+    from camscope.explainers.comparison import compare_each
+
+    alone = [tool for tool in tools if isinstance(tool, LayerExplainer) and tool.runs_model]
+    total = len({(tool.mode, tool.company) for tool in tools}) + len(alone) * len(questions)
+    with base.stages(total, base.out()) as say:
+        return compare_each(tools, path, questions, leave_out=leave_out, watch=_watch(say))
+
+
+def _watch(say: Any) -> "Watch":
+    def watch(working: "Sequence[Explainer]") -> None:
+        names = list(dict.fromkeys(tool.name for tool in working))
+        say(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
+
+    return watch
+
+
+def _tell(found: "Comparison", path: Path, file: Path, remarks: Sequence[str]) -> None:
+    console = base.out()
+    console.print(base.styled((base.shown(path), "bold cyan")), soft_wrap=True)
+    console.print(_table(found))
+    console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
+    for sentence in found.sentences:
+        console.print(base.styled(("same    ", "bold"), (base.shown(sentence), "")), soft_wrap=True)
+    notes = [*remarks, *(note for one in found.explanations for note in one.notes)]
+    for text in dict.fromkeys(notes):
+        console.print(base.styled((f"note    {base.shown(text)}", "dim")), soft_wrap=True)
+    console.print(base.styled(("figure  ", "bold"), (base.shown(file), "cyan")), soft_wrap=True)
+
+
+def _table(found: "Comparison") -> "Table":
+    """A line for each map."""
+    from rich.text import Text
+
+    from camscope.explanation import OK
+
+    columns = ("method", "layer", "class", "score>", "status", "forwards>", "backwards>", "seconds>", "correlation>")
+    table = base.table(*columns)
+    for row, entry in zip(found.table(), found.entries, strict=True):
+        status = row["status"]
+        table.add_row(
+            Text(base.shown(row["method"])),
+            Text(base.shown(row["layer"] or "–")),
+            Text(base.class_words(row["target"], row["label"])),
+            f"{row['score']:.4g}",
+            Text(status.replace("_", " "), "green" if status == OK else "yellow"),
+            row["forwards"],
+            row["backwards"],
+            f"{row['seconds']:.2g}",
+            "–" if math.isnan(row["correlation"]) else f"{row['correlation']:.3f}",
+            end_section=entry.column == max(e.column for e in found.entries if e.row == entry.row),
+        )
+    return table

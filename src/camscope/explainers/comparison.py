@@ -1,0 +1,253 @@
+"""compare: explanations of one image side by side, from as few passes as possible, and where they coincide."""
+
+import base64
+import html
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from camscope import render
+from camscope.errors import CamscopeError, InputError, OutputError, TargetError
+from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
+from camscope.explainers.arrangement import Entry, arranged
+from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
+from camscope.explainers.scope import Precision
+from camscope.explainers.sentences import sentences
+from camscope.explainers.suited import explain_apart
+from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
+from camscope.files import write_bytes
+from camscope.targets import Question
+
+Method = str | type[Explainer] | Explainer
+USUAL = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What several methods say of one image: a row for each class (and layer), a column for each method.
+
+    `explanations`: row by row; a method that has no layer to choose appears once a class. `entries`: the place and the
+    price of each. `coincidences`: groups of one class whose displayed map is the same.
+    """
+
+    explanations: tuple[Explanation, ...] = field(repr=False)
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    entries: tuple[Entry, ...] = field(repr=False)
+    coincidences: tuple[Coincidence, ...] = field(repr=False)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The coincidences in words; what holds for several classes is said once."""
+        methods = {id(one): entry.method for one, entry in zip(self.explanations, self.entries, strict=True)}
+        return sentences(self.coincidences, methods, len({entry.question for entry in self.entries}))
+
+    def correlations(self, kind: Literal["pearson", "spearman"] = "pearson") -> Floats:
+        """(M,M): correlation of the maps as displayed, in the order of `explanations`; NaN beside a constant map."""
+        return correlations(self.explanations, kind)
+
+    def table(self) -> list[dict[str, Any]]:
+        """The numbers, a dict for each explanation; `correlation`: Pearson's, with the first of the same class."""
+        matrix, firsts, rows = self.correlations(), dict[int, int](), []
+        for n, (one, entry) in enumerate(zip(self.explanations, self.entries, strict=True)):
+            first = firsts.setdefault(entry.question, n)
+            facts = {key: getattr(one, key) for key in ("layer", "target", "label", "score", "probability", "status")}
+            price = {key: getattr(entry, key) for key in ("forwards", "backwards", "seconds")}
+            rows.append({"method": entry.method, **facts, **price, "correlation": float(matrix[first, n])})
+        return rows
+
+    def figure(
+        self,
+        *,
+        scale: Scale | Literal["shared"] = "max",
+        alpha: float = 0.85,
+        colormap: str = "inferno",
+        crop: bool = True,
+        columns: int | None = None,
+        height: int = 256,
+    ) -> Pixels:
+        """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`.
+
+        `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
+        between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
+        marking it. `columns`: pictures side by side; `height`: rows of a picture.
+        """
+        scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
+        part = _part_shown(self.explanations) if crop else None
+        drawn = {}
+        for one, entry, own in zip(self.explanations, self.entries, scales, strict=True):
+            picture = one.overlay(scale=own, alpha=alpha, colormap=colormap)
+            cell = render.Cell(picture[part or ...], self.columns[entry.column], one.flag)
+            drawn[entry.row, entry.column] = cell
+        first = self.explanations[0]
+        photo = first.image if first.image is not None else first.seen
+        rows = [
+            [
+                *([] if photo is None else [render.Cell(photo[part or ...], label)]),
+                *(drawn.get((row, column)) for column in range(len(self.columns))),
+            ]
+            for row, label in enumerate(self.rows)
+        ]
+        title = f"{self.title} · as far as the model saw it" if part else self.title
+        legend = _legend(scale, colormap)
+        return render.sheet(rows, title=title, legend=legend, colormap=colormap, columns=columns, height=height)
+
+    @property
+    def title(self) -> str:
+        """What all have in common: the image's name, the class and the layer where there is one of them."""
+        first, layers = self.explanations[0], {one.layer for one in self.explanations} - {None}
+        asked = len({entry.question for entry in self.entries})
+        answer = first.answer if asked == 1 and len(self.rows) > 1 else None
+        return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Write the figure (`.png`, `.jpg`, `.webp`)."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in render.FORMATS:
+            raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
+        return write_bytes(path, render.encode(self.figure(), suffix), overwrite=overwrite)
+
+    def _repr_png_(self) -> bytes | None:
+        return render.encode(self.figure(), ".png") if self.explanations[0].heat.ndim == 2 else None
+
+    def _repr_html_(self) -> str:
+        picture, words = self._repr_png_(), html.escape(self.title)
+        said = "<br>".join([words, *map(html.escape, self.sentences)])
+        if picture is None:
+            return f"<p>{said}</p>"
+        data = base64.b64encode(picture).decode()
+        return f'<figure><img src="data:image/png;base64,{data}" alt="{words}"><figcaption>{said}</figcaption></figure>'
+
+
+def compare(
+    model: nn.Module,
+    image: Any,
+    methods: Sequence[Method] = USUAL,
+    *,
+    layers: Sequence[str | nn.Module] | None = None,
+    targets: Sequence[Question] = (None,),
+    preprocess: Any = None,
+    categories: Sequence[str] | None = None,
+    precision: Precision | None = None,
+    leave_out: bool = False,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Several methods, layers and classes on one image: one forward pass and one backward pass a class for all that can share.
+
+    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules; None:
+    the last layer with spatial extent. `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see
+    Explainer. `leave_out`: a method that has no answer for this model is left out, with a warning; else it is an error.
+    `watch`: told which methods work next.
+    """
+    if isinstance(methods, str) or isinstance(layers, str | nn.Module):
+        raise InputError(
+            "methods and layers are lists: compare(model, image, ['gradcam', 'layercam'], layers=['layer4'])"
+        )
+    if isinstance(targets, str | int) or callable(targets):
+        raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
+    settings = {"preprocess": preprocess, "categories": categories, "precision": precision}
+    tools = [tool for method in methods for tool in _tools(model, method, layers, settings)]
+    return compare_each(tools, image, targets, leave_out=leave_out, watch=watch)
+
+
+def compare_each(
+    tools: Sequence[Explainer],
+    image: Any,
+    targets: Sequence[Question],
+    *,
+    leave_out: bool = False,
+    watch: Watch | None = None,
+) -> Comparison:
+    """Comparison of explainers of one model; see `compare`."""
+    riders, clock = witnesses(tools), _Clock(watch)
+    try:
+        found = explain_each([*tools, *riders], image, targets, watch=clock)
+    except CamscopeError:
+        if not leave_out or len(tools) < 2:
+            raise
+        riders = []
+        tools, found = explain_apart(tools, image, targets, watch=clock)
+    own, seen = found[: len(tools)], found[len(tools) :]
+    places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
+    explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
+    groups = []
+    for q in range(len(targets)):
+        asked = [n for n, entry in enumerate(places.entries) if entry.question == q]
+        made = [tools[places.methods[n]] for n in asked]
+        facts = {row[q].layer: rider.facts[q] for rider, row in zip(riders, seen, strict=True)}
+        groups += coincidences([explanations[n] for n in asked], made, facts)
+    return Comparison(
+        tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
+    )
+
+
+class _Clock:
+    """Seconds that each method took: what a pass took is shared out evenly among those that shared it."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch, self._seconds = watch, dict[int, float]()
+        self._working, self._since = list[Explainer](), time.perf_counter()
+
+    def __call__(self, tools: Sequence[Explainer]) -> None:
+        self._note()
+        self._working = [tool for tool in tools if not isinstance(tool, Witness)]
+        if self._watch is not None:
+            self._watch(self._working)
+
+    def of(self, tool: Explainer) -> float:
+        """Seconds of one method; asked when all is done."""
+        self._note()
+        return self._seconds.get(id(tool), 0.0)
+
+    def _note(self) -> None:
+        now = time.perf_counter()
+        for tool in self._working:
+            self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
+        self._working, self._since = [], now
+
+
+def _tools(
+    model: nn.Module, method: Method, layers: Sequence[str | nn.Module] | None, settings: dict[str, Any]
+) -> list[Explainer]:
+    """A method at each layer; once where it has no layer to choose, or comes ready made."""
+    if isinstance(method, Explainer):
+        return [method]
+    kind = kind_of(method)
+    known = signature(kind).parameters
+    given = {name: value for name, value in settings.items() if name in known}
+    if layers is None or "layer" not in known:
+        return [kind(model, **given)]
+    return [kind(model, **{"layer": layer, **given}) for layer in layers]
+
+
+def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
+    """The rows and columns of the image that the model was shown; None where that is all, unknown, or not one part."""
+    parts = set()
+    for one in explanations:
+        if one.image is None or one.placement is None:
+            return None
+        pixels = np.nonzero(one.covered())
+        parts.add(tuple((int(where.min()), int(where.max()) + 1) for where in pixels if where.size))
+    whole = tuple((0, extent) for extent in explanations[0].covered().shape)
+    found = parts.pop()
+    if parts or found == whole or len(found) != 2:
+        return None
+    (top, bottom), (left, right) = found
+    return slice(top, bottom), slice(left, right)
+
+
+def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:
+    """What the bottom and the top colour mean."""
+    if isinstance(scale, tuple):
+        return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
+    signed = colormap == render.DIVERGING
+    strongest = "strongest value" if signed or scale == "symmetric" else "maximum"
+    whose = f"{strongest} of a method over the classes" if scale == "shared" else f"{strongest} of each map"
+    return f"minus the {strongest}" if signed else "0", whose

@@ -1,0 +1,140 @@
+"""Controls: maps that know nothing of the model's answer, so that any comparison has a floor."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.base import Explainer, Maps, register
+from camscope.explainers.cam import WeightedChannels
+from camscope.explainers.features import Features
+from camscope.explainers.scope import checked_finite
+from camscope.targets import Score
+
+
+class Control(Explainer):
+    """A map made without the model, which runs once all the same: for the score, the class and its errors.
+
+    A control writes `picture`.
+    """
+
+    control: ClassVar[bool] = True
+    class_specific: ClassVar[bool] = False
+
+    @abstractmethod
+    def picture(self, x: Tensor) -> Tensor:
+        """(N,C,*S) -> (N,*S)"""
+
+    def heat(self, x: Tensor, score: Score) -> Tensor:
+        """(N,C,*S) -> (N,*S): see `maps`."""
+        return self.maps(x, [score])[0].heat
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The same map for every score."""
+        output = scores[0].forward(x)
+        values = [score.read(output, len(x)) for score in scores]
+        checked_finite("the score", torch.cat(values), self.on_nonfinite)
+        heat = self.picture(x)
+        return [Maps(heat) for _ in scores]
+
+
+@register
+class RandomCAM(WeightedChannels):
+    """Each channel weighs a random number in -1..1, the same for every input: relu Σ_k u_k A_k.
+
+    A control: what is left of a CAM whose weights say nothing. It has no paper of its own; named is the one that asks
+    every method to do better than chance (Adebayo et al. 2018). `seed`: which numbers.
+    """
+
+    name, paper = "randomcam", "arXiv:1810.03292"
+    control: ClassVar[bool] = True
+    class_specific: ClassVar[bool] = False
+    seed: int = 0
+
+    def channel_weights(self, features: Features) -> Tensor:
+        """(1,K,1)"""
+        generator = torch.Generator().manual_seed(self.seed)
+        weights = 2 * torch.rand(features.activation.shape[1], generator=generator, dtype=torch.float64) - 1
+        return weights.to(features.activation)[None, :, None]
+
+
+@register
+class CentreGaussian(Control):
+    """A Gaussian in the middle of the input, exp(-|p|² / 2 sigma²), whatever is in it.
+
+    A control: photographers put things there, and whoever points to the centre finds many (Zhang et al. 2016 report it
+    beside their pointing game). `sigma`: in lengths of the input along each axis, so it is as round as the input is
+    square.
+    """
+
+    name, paper = "centre", "arXiv:1608.00507"
+    sigma: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect_a_length("sigma", self.sigma, above=0)
+
+    def picture(self, x: Tensor) -> Tensor:
+        """(N,*S): 1 in the middle."""
+        exponent = x.new_zeros((), dtype=_at_least_float32(x))
+        for axis, size in enumerate(x.shape[2:]):
+            offsets = (torch.arange(size, device=x.device, dtype=exponent.dtype) + 0.5) / size - 0.5
+            squares = (offsets / self.sigma).square() / 2
+            exponent = exponent[..., None] - squares if axis else -squares
+        return exponent.exp().repeat(len(x), *[1] * exponent.ndim)
+
+
+@register
+class EdgeDetector(Control):
+    """How steep the input's grey is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
+
+    A control: what looks like an explanation without any model (Adebayo et al. 2018). Grey is the mean of the channels;
+    beyond the border the input goes on as it ends. `smoothing`: sigma of the Gaussian, in lengths of the input along
+    each axis.
+    """
+
+    name, paper = "edges", "arXiv:1810.03292"
+    smoothing: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect_a_length("smoothing", self.smoothing)
+
+    def picture(self, x: Tensor) -> Tensor:
+        """(N,*S)"""
+        grey = x.to(_at_least_float32(x)).mean(1)
+        axes = range(1, grey.ndim)
+        heat = torch.stack([_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
+        for axis in axes:
+            heat = _smoothed(heat, axis, self.smoothing * heat.shape[axis])
+        return heat
+
+
+def _central_difference(values: Tensor, axis: int) -> Tensor:
+    places = torch.arange(values.shape[axis], device=values.device)
+    after, before = (places + 1).clamp(max=len(places) - 1), (places - 1).clamp(min=0)
+    return (values.index_select(axis, after) - values.index_select(axis, before)) / 2
+
+
+def _smoothed(values: Tensor, axis: int, sigma: float) -> Tensor:
+    """The same shape: means along one axis under a Gaussian of so many cells, cut at 3 sigma."""
+    reach = math.ceil(3 * sigma)
+    steps = torch.arange(-reach, reach + 1, device=values.device, dtype=values.dtype)
+    kernel = torch.exp(-(steps / sigma).square() / 2) if sigma > 0 else torch.ones_like(steps)
+    rows = values.movedim(axis, -1)
+    lines = F.pad(rows.reshape(-1, 1, rows.shape[-1]), (reach, reach), mode="replicate")
+    return F.conv1d(lines, (kernel / kernel.sum())[None, None]).view(rows.shape).movedim(-1, axis).contiguous()
+
+
+def _at_least_float32(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _expect_a_length(setting: str, value: float, above: float = -math.inf) -> None:
+    if not (0 <= value < math.inf and value > above):
+        raise InputError(f"{setting}={value}: expected a positive part of the input's length, as 0.25")

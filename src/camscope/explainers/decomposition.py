@@ -1,0 +1,128 @@
+"""Methods that take a layer's activation apart. A: (N,K,cells), a matrix of cells x K for each sample.
+
+A singular vector has no sign of its own. Where no class is asked for, the map is positive towards the cells where the layer
+is most active: its inner product with Σ_k A_k² is not negative.
+"""
+
+import torch
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.base import register
+from camscope.explainers.cam import SPACE
+from camscope.explainers.features import Features
+from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.principal import component_towards, first_component, nearest, top_axes
+from camscope.explainers.scope import expect_one_of
+
+KERNELS = ("sigmoid", "rbf", "linear", "cosine")
+ROUNDING = 1e-12  # of float64 sums, relative
+
+
+@register
+class EigenCAM(LayerExplainer):
+    """Each cell's projection on the first right singular vector of A, whatever the class (Muhammad & Yeasin 2020).
+
+    Not centred, as in the paper: then no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centred map
+    has a mean of 0 and either sign. Signed activations have the sign of the module's rule.
+    """
+
+    name, paper = "eigencam", "arXiv:2008.00299"
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s), signed"""
+        activation = features.activation.flatten(2)
+        return component_towards(activation, activation.double().square().sum(1)).view(_grid(features))
+
+
+@register
+class EigenGradCAM(LayerExplainer):
+    """Eigen-CAM of gradient x activation: the first component of what HiResCAM adds up (Gildenblat et al. 2021).
+
+    Not centred, signed as the sum over the channels is, so that what is positive speaks for the class. It has no paper of
+    its own: the idea is that of the `grad-cam` package, the decomposition Eigen-CAM's.
+    """
+
+    name, paper, backwards = "eigengradcam", "arXiv:2008.00299", "1"
+    needs_gradient = True
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s), signed"""
+        return first_component((features.gradient * features.activation).flatten(2)).view(_grid(features))
+
+
+@register
+class KPCACAM(LayerExplainer):
+    """Each cell's score on the first kernel principal component of A's cells (Karmani et al. 2024).
+
+    The cells are centred first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
+    "cosine". `gamma`: γ; None: 1 / K. The sign is that of the module's rule: a centred map has no other. A layer whose
+    cells are all the same has no component: zeros.
+    """
+
+    name, paper = "kpcacam", "arXiv:2410.00267"
+    kernel: str = "sigmoid"
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_one_of("kernel", self.kernel, *KERNELS)
+        if self.gamma is not None and not 0 < self.gamma < float("inf"):
+            raise InputError(f"gamma={self.gamma}: expected a positive number, or None for 1 / K")
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s), signed"""
+        activation = features.activation.flatten(2).double()
+        finite = activation.isfinite().flatten(1).all(1)[:, None]
+        activation = torch.where(finite[..., None], activation, 0)
+        kernel = self._kernel((activation - activation.mean(SPACE, keepdim=True)).mT)
+        middle = kernel.mean(1, keepdim=True)
+        centred = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
+        spread = centred.abs().amax((1, 2), keepdim=True) > ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
+        axes = top_axes(torch.where(spread, centred, 0), features.activation.dtype)
+        heat = nearest(axes, activation.square().sum(1), features.activation.dtype)
+        return torch.where(finite, heat, torch.nan).to(features.activation.dtype).view(_grid(features))
+
+    def _kernel(self, cells: Tensor) -> Tensor:
+        """(N,cells,K) -> (N,cells,cells)"""
+        gamma = 1 / cells.shape[2] if self.gamma is None else self.gamma
+        if self.kernel == "cosine":
+            length = cells.norm(dim=2, keepdim=True)
+            cells = torch.where(length > 0, cells / length, 0)
+        products = cells @ cells.mT
+        if self.kernel == "sigmoid":
+            return (gamma * products + 1).tanh()
+        if self.kernel == "rbf":
+            squares = products.diagonal(dim1=1, dim2=2)
+            return (-gamma * (squares[:, :, None] + squares[:, None] - 2 * products).clamp(min=0)).exp()
+        return products
+
+
+@register
+class FEM(LayerExplainer):
+    """Each channel marks its rare, strong cells: Σ_k μ_k [A_k > μ_k + k σ_k] (Fuad et al. 2020, the k-sigma rule).
+
+    μ, σ: mean and standard deviation over the channel's cells. Strictly beyond, so that a constant channel marks none, and
+    with k = 2 nothing is marked among five cells or fewer. Signed where a mean is: made for layers after a ReLU. `k`: how
+    many standard deviations.
+    """
+
+    name, paper = "fem", "doi:10.1109/IPTA50016.2020.9286629"
+    k: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.k < float("inf"):
+            raise InputError(f"k={self.k}: expected a number of standard deviations, 0 or more")
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s)"""
+        activation = features.activation.flatten(2).double()
+        mean = activation.mean(SPACE, keepdim=True)
+        least = self.k * activation.std(SPACE, correction=0, keepdim=True)
+        beyond = activation - mean - least > ROUNDING * (mean.abs() + least)
+        return (mean * beyond).sum(1).to(features.activation.dtype).view(_grid(features))
+
+
+def _grid(features: Features) -> tuple[int, ...]:
+    return (len(features.activation), *features.activation.shape[2:])

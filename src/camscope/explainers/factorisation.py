@@ -1,0 +1,108 @@
+"""Non-negative matrices as sums of few non-negative parts; each of a batch by itself, the same bytes every time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EVERY = 10  # sweeps between two looks at the error
+NO_ROOT = 1e-13  # an eigenvalue this small beside the largest is rounding
+
+
+@dataclass(frozen=True)
+class Factors:
+    """(N,n,K) ≈ maps (N,n,C) @ vectors (N,C,K): vectors of length 1, the part with the largest sum first.
+
+    `error` (N,): length of what is missing over length of the matrix, 0 for one of zeros. A part that is not needed is 0.
+    """
+
+    maps: Tensor
+    vectors: Tensor
+    error: Tensor
+
+
+def factorised(matrix: Tensor, parts: int, *, sweeps: int = 200, tolerance: float = 1e-6) -> Factors:
+    """(N,n,K), not negative -> its factors, at most as many as n or K, in float64.
+
+    Hierarchical alternating least squares (Cichocki & Phan 2009): the best of one row of one factor at a time. It begins
+    at the singular vectors' larger halves (Boutsidis & Gallopoulos 2008), so nothing is random. A matrix is done when ten
+    sweeps lower its relative error by less than `tolerance`, or after so many sweeps.
+    """
+    full = matrix.double()
+    size = full.amax((1, 2), keepdim=True)
+    full = torch.where(size > 0, full / size, 0)
+    maps, vectors = _halves(full, min(parts, *full.shape[1:]))
+    error = _missing(full, maps, vectors)
+    unfinished = torch.ones_like(error, dtype=torch.bool)
+    for _ in range(0, sweeps, EVERY):
+        better = maps, vectors
+        for _ in range(EVERY):
+            better = _swept(full, *better)
+        maps, vectors = (
+            torch.where(unfinished[:, None, None], new, old) for new, old in zip(better, (maps, vectors), strict=True)
+        )
+        left = _missing(full, maps, vectors)
+        unfinished &= error - left >= tolerance
+        error = left
+        if not bool(unfinished.any()):
+            break
+    return _ordered(maps * size, vectors, error)
+
+
+def _swept(full: Tensor, maps: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """One sweep: each map, then each vector, is the best one there is while all others stay."""
+    columns = _improved(maps.mT, vectors @ full.mT, vectors @ vectors.mT)
+    return columns.mT, _improved(vectors, columns @ full, columns @ columns.mT)
+
+
+def _improved(rows: Tensor, wanted: Tensor, overlap: Tensor) -> Tensor:
+    """(N,C,m) rows of one factor, one after the other: relu(wanted - overlap with the other rows), over that with itself."""
+    own = overlap.diagonal(dim1=1, dim2=2)[..., None]
+    share = torch.where(own > 0, 1 / own, 0)
+    wanted, others = wanted * share, (overlap - torch.diag_embed(own[..., 0])) * share
+    rows = rows.clone()
+    for c in range(rows.shape[1]):
+        one = slice(c, c + 1)
+        rows[:, one] = torch.baddbmm(wanted[:, one], others[:, one], rows, alpha=-1).relu_()
+    return rows
+
+
+def _halves(full: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """(N,n,C), (N,C,K): of each singular pair the positive or the negative halves, whichever are larger together."""
+    wide = full.shape[1] <= full.shape[2]
+    roots, vectors = torch.linalg.eigh(full @ full.mT if wide else full.mT @ full)
+    roots, vectors = roots.flip(1)[:, None, :parts], vectors.flip(2)[..., :parts]
+    other = (full.mT if wide else full) @ vectors
+    live = roots > NO_ROOT * roots[..., :1]
+    left, right = (vectors, other) if wide else (other, vectors)
+    left, right = torch.where(live, left, 0), torch.where(live, right, 0)
+    plus, minus = (left.relu(), right.relu()), ((-left).relu(), (-right).relu())
+    larger = _length(plus[0]) * _length(plus[1]) >= _length(minus[0]) * _length(minus[1])
+    left, right = (torch.where(larger, up, down) for up, down in zip(plus, minus, strict=True))
+    root = (_length(left) * _length(right)).sqrt()  # of the pair's weight: each factor carries half of it
+    return root * _unit(left), (root * _unit(right)).mT
+
+
+def _missing(full: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
+    """(N,): relative error."""
+    whole = full.norm(dim=(1, 2))
+    return torch.where(whole > 0, (full - maps @ vectors).norm(dim=(1, 2)) / whole, 0)
+
+
+def _ordered(maps: Tensor, vectors: Tensor, error: Tensor) -> Factors:
+    """Lengths go into the maps; the part that holds most of the matrix comes first."""
+    length = vectors.norm(dim=2)
+    maps, vectors = maps * length[:, None], _unit(vectors.mT).mT
+    order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)
+    maps = maps.gather(2, order[:, None].expand_as(maps))
+    return Factors(maps, vectors.gather(1, order[..., None].expand_as(vectors)), error)
+
+
+def _length(columns: Tensor) -> Tensor:
+    length: Tensor = columns.norm(dim=1, keepdim=True)
+    return length
+
+
+def _unit(columns: Tensor) -> Tensor:
+    length = _length(columns)
+    return torch.where(length > 0, columns / length, 0)

@@ -1,0 +1,62 @@
+"""LIFT-CAM: channels weighed by what they contribute to the score, in one backward pass. A: (N,K,*s)."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from camscope.explainers.base import register
+from camscope.explainers.cam import SPACE, WeightedChannels
+from camscope.explainers.features import Features
+from camscope.hooks.rescale import Rescale
+from camscope.hooks.tap import Tap
+
+INCOMPLETE = 0.01  # of the score's change
+
+
+@register
+class LIFTCAM(WeightedChannels):
+    """Each channel weighs its DeepLIFT contribution, reference 0: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
+
+    m: the gradient where elementwise functions pass on Δout/Δin between A and 0 (Rescale rule). Products, max pooling,
+    softmax and normalisations behind the layer keep their gradient: where Σ_k a_k misses y(A) - y(0) by more than 1 %,
+    a note says so. Pooling and a linear head have none of these: there a_k = w_k mean(A_k), the exact Shapley value.
+    """
+
+    name, paper = "liftcam", "arXiv:2102.05228"
+    forwards: ClassVar[str] = "3"
+    backwards: ClassVar[str] = "1"
+    runs_model: ClassVar[bool] = True
+
+    def channel_weights(self, features: Features) -> Tensor:
+        """(N,K,1)"""
+        with Rescale() as rule:
+
+            def blank(maps: Tensor) -> None:
+                rule.begin()
+                maps.zero_()
+
+            def again() -> Any:
+                rule.rewind()
+                return features.score.forward(features.x)
+
+            blanked = features.scores_changed(blank)
+            tap = Tap(features.score.model, features.layer, output=features.output, call=features.call)
+            with tap:
+                tap.backward(features.score.read(tap.run(again), len(features.x)).sum())
+        multipliers = features.to_maps(tap.gradient).to(features.activation)
+        contributions = (multipliers * features.activation).flatten(2).sum(SPACE, keepdim=True)
+        self._check(features, contributions.sum((1, 2)), features.values - blanked)
+        return contributions
+
+    def _check(self, features: Features, total: Tensor, change: Tensor) -> None:
+        """A note of the sample whose contributions miss the score's change by most."""
+        gap = (total - change).abs() / change.abs()
+        rounding = torch.finfo(change.dtype).eps ** 0.5 * features.values.abs()
+        gap = torch.where((total - change).abs() > rounding, gap, 0)
+        if float(gap.max()) > INCOMPLETE:
+            worst = int(gap.argmax())
+            features.note(
+                f"the channels' contributions add up to {float(total[worst]):.3g}, where the score loses "
+                f"{float(change[worst]):.3g} without them all: what is not elementwise behind the layer keeps its gradient"
+            )

@@ -1,0 +1,162 @@
+"""Shares: what a score is the sum of, the input's part and every bias's, as one forward and one backward pass show it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from camscope.errors import ModelError
+from camscope.explainers.biases import Bias, Watch
+from camscope.explainers.grids import on_grid
+from camscope.explainers.scope import OnNonFinite, checked_finite
+from camscope.hooks.base import autocast_uncached
+from camscope.hooks.checkpoint import plain_checkpoints
+from camscope.targets import Score
+
+
+class Parting(Protocol):
+    """What must be known of a method that takes scores apart."""
+
+    on_nonfinite: OnNonFinite
+    limits: ClassVar[bool]
+
+    def term(self, gradient: Tensor, bias: Bias) -> Tensor:
+        """What is mapped of the gradient at the output to which a bias was added."""
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """(N,) each, in units of the score: what a score is the sum of.
+
+    `input`: Σ x ∂f/∂x; `placed`, `unplaced`: Σ b ∂f/∂z of the biases that have a place on the input, and of the others.
+    """
+
+    score: Tensor
+    input: Tensor
+    placed: Tensor
+    unplaced: Tensor
+
+    @property
+    def gap(self) -> Tensor:
+        """(N,): what neither accounts for: rounding in a piecewise linear model; smooth functions and bare constants."""
+        return self.score - self.input - self.placed - self.unplaced
+
+
+@dataclass
+class Shares:
+    """What one score's backward pass has brought so far: sums over channels, by grid, and over everything."""
+
+    x: Tensor
+    score: Tensor
+    method: Parting
+    grids: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    without_place: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reached = torch.zeros_like(self.score, dtype=torch.bool)
+        self.input, self.placed, self.unplaced = (torch.zeros_like(self.score) for _ in range(3))
+
+    def add_input(self, gradient: Tensor) -> None:
+        """Take in the gradient (N,C,*S) at the input."""
+        checked_finite("the gradient at the input", gradient, self.method.on_nonfinite)
+        values = _full(gradient) * self.x
+        self.input += values.flatten(1).sum(1)
+        self._draw(values, gradient)
+
+    def add(self, bias: Bias, gradient: Tensor) -> None:
+        """Take in the gradient at the output to which a bias was added."""
+        checked_finite(f"the gradient at {bias.layer}", gradient, self.method.on_nonfinite)
+        gradient = _full(gradient).movedim(bias.samples, 0)
+        values = self.method.term(gradient, bias)
+        maps = bias.maps(values, self.x)
+        placed = 0 if maps is None else maps.flatten(1).sum(1)
+        self.placed += placed
+        if maps is None or maps.numel() < values.numel():
+            self.unplaced += self._by_sample(values) - placed
+            self.without_place[bias.layer if maps is None else "tokens without a cell"] = None
+        if maps is not None:
+            self._draw(maps, gradient)
+
+    def completeness(self) -> Completeness:
+        """The sums over everything."""
+        return Completeness(self.score, self.input, self.placed, self.unplaced)
+
+    def map(self) -> Tensor:
+        """(N,*S)"""
+        size = self.x.shape[2:]
+        return torch.stack([on_grid(maps, size) for maps in self.grids.values()]).sum(0)
+
+    def _draw(self, values: Tensor, gradient: Tensor) -> None:
+        drawn, some = stretched(values)
+        if not bool(some.all()):  # a share may be zero where the gradient is not
+            some = gradient.flatten(1).any(1)
+        self.reached |= some
+        grid = tuple(drawn.shape[1:])
+        self.grids[grid] = self.grids[grid] + drawn if grid in self.grids else drawn
+
+    def _by_sample(self, values: Tensor) -> Tensor:
+        """(N,): rows that are not one a sample are taken to be several of each in turn, as windows and tiles are."""
+        samples = len(self.x)
+        if len(values) % samples:
+            return self.score.new_zeros(samples)
+        return values.reshape(samples, -1).sum(1)
+
+
+def taken_apart(x: Tensor, scores: Sequence[Score], method: Parting) -> list[Shares]:
+    """The shares of each score, from one forward pass; from a second one where the model cuts its input off.
+
+    The second one lets the model turn gradients off nowhere.
+    """
+    for everywhere in (False, True):
+        with torch.enable_grad(), autocast_uncached(), plain_checkpoints():
+            shares = _one_pass(x, scores, method, everywhere)
+        if shares is not None:
+            return shares
+    raise ModelError(
+        "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
+        "inference_mode, or the target reads something else"
+    )
+
+
+def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, everywhere: bool) -> list[Shares] | None:
+    now: list[Shares] = []  # the score whose backward pass runs is the last one
+
+    def arrived(bias: Bias, gradient: Tensor) -> None:
+        now[-1].add(bias, gradient)
+
+    leaf = x.detach().requires_grad_()
+    with Watch(scores[0].model, arrived, limits=method.limits, everywhere=everywhere):
+        # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
+        output = scores[0].forward(leaf.clone())
+    torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on
+    every = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
+    checked_finite("the score", torch.cat(every), method.on_nonfinite)
+    for i, values in enumerate(every):
+        now.append(Shares(leaf.detach(), _full(values.detach()), method))
+        if not values.requires_grad:
+            return None
+        more = i + 1 < len(every)
+        found: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), leaf, retain_graph=more, allow_unused=True)
+        if found[0] is None:
+            return None
+        now[-1].add_input(found[0])
+    return now
+
+
+def stretched(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,K,*s) -> (N,*s): Σ_k of |values| from 0 to 1, all channels together; (N,) bool: whether any is not zero.
+
+    Constant ones are 0. The channels are summed first, which leaves less to stretch.
+    """
+    sizes = values.abs()
+    flat, rows = sizes.flatten(1), (-1, *[1] * (values.ndim - 2))
+    low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
+    sums = sizes.sum(1) - values.shape[1] * low
+    return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
+
+
+def _full(values: Tensor) -> Tensor:
+    """At least float32: sums in half precision lose what they add up."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,0 +1,134 @@
+"""Rescale: a backward pass in which elementwise functions pass on Δout/Δin from a reference pass (DeepLIFT's rule)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+from camscope.hooks.checkpoint import recomputing
+
+ELEMENTWISE = frozenset(
+    {
+        *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "threshold"),
+        *(
+            "sigmoid",
+            "logsigmoid",
+            "log_sigmoid",
+            "hardsigmoid",
+            "hardswish",
+            "tanh",
+            "hardtanh",
+            "tanhshrink",
+            "softplus",
+        ),
+        *(
+            "softsign",
+            "softshrink",
+            "hardshrink",
+            "clamp",
+            "clamp_min",
+            "clamp_max",
+            "clip",
+            "abs",
+            "square",
+            "pow",
+            "sqrt",
+        ),
+        *("rsqrt", "exp", "log", "erf", "reciprocal"),
+    }
+)
+
+
+class Rescale(TorchFunctionMode):
+    """Inside the `with`: a reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
+
+        with Rescale() as rule:
+            reference(model, x)             # calls rule.begin() at the layer from which on the two passes differ
+            rule.rewind()
+            score = model(x).sum()
+            torch.autograd.grad(score, layer_output)
+
+    The n-th elementwise function of one pass is the n-th of the other, however the model is written, and wherever its
+    rows lie. Where the model took another path, and where the two inputs are the same to within rounding, a function
+    keeps its gradient; so do all other operations. Acts in the thread that entered it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._references: dict[int, tuple[str, Tensor]] = {}
+        self._count, self._noting = 0, False
+
+    def begin(self) -> None:
+        """From here on this pass is the reference."""
+        self._noting = True
+
+    def rewind(self) -> None:
+        """The reference pass is over, and another pass starts from its beginning."""
+        self._count, self._noting = 0, False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The result of every function that the model calls: its own, with another way back for elementwise ones."""
+        name, given = getattr(func, "__name__", "").strip("_"), dict(kwargs or {})
+        first = args[0] if args else given.pop("input", None)
+        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *given.values()))
+        if name not in ELEMENTWISE or several or not isinstance(first, Tensor):
+            return func(*args, **(kwargs or {}))
+        return self._elementwise(name, first, lambda z: func(z, *args[1:], **given))
+
+    def _elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        if recomputing():  # a checkpoint wants to see the same tensors kept as in the forward pass, here none
+            return _Passed.apply(z, function(z.detach().clone()), None) if z.requires_grad else function(z)
+        place, self._count = self._count, self._count + 1
+        if self._noting:
+            self._references[place] = name, z.detach().clone()
+        known, reference = self._references.get(place, ("", z))
+        if (
+            self._noting
+            or name != known
+            or z.shape != reference.shape
+            or not (z.requires_grad and torch.is_grad_enabled())
+        ):
+            return function(z)
+        given = z.detach().clone()
+        result, multiplier = _rescaled(function, given, reference)
+        passed: Tensor = _Passed.apply(z, result, multiplier)
+        in_place = result.data_ptr() == given.data_ptr()
+        return z.copy_(passed) if in_place else passed
+
+
+def _rescaled(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """f(z), which may be written over z, and (f(z) - f(reference)) / (z - reference); f' where that is rounding."""
+    leaf = z.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        slope = function(leaf.clone())
+    (gradient,) = torch.autograd.grad(slope, leaf, torch.ones_like(slope))
+    step, size = z - reference, torch.maximum(z.abs(), reference.abs())
+    with torch.no_grad():
+        result = function(z)
+        secant = (result - function(reference.clone())) / step
+    # half of the digits: below, rounding costs the secant more than its curvature costs the gradient
+    told = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
+    return result, torch.where(told, secant, gradient)
+
+
+class _Passed(torch.autograd.Function):
+    """A result worked out already, and what its input's gradient is multiplied by on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, result: Tensor, multiplier: Tensor | None) -> Tensor:
+        ctx.multiplier = multiplier
+        return result.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient * ctx.multiplier, None, None

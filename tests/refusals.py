@@ -1,0 +1,32 @@
+"""Where a method has no map by its own definition: the axioms expect this error there, and a map everywhere else."""
+
+from camscope.errors import CamscopeError, ModelError, TargetError
+from nets import CASES, Case
+
+CALLABLE, PLAIN = "a callable target", "plain"
+
+NOT_LINEAR = (ModelError, r"not 'head' of the mean or sum of layer '\w+': something that is not linear lies between")
+
+# (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
+REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
+    # the head reads each cell by itself: no row of it is as long as the layer has channels
+    ("cam", "flat"): (
+        ModelError,
+        r"no Linear or 1x1 convolution takes the 6 channels of layer 'features\.4' to 3 classes",
+    ),
+    ("cam", "residual"): NOT_LINEAR,  # += and a ReLU behind the layer
+    ("cam", "tokens"): NOT_LINEAR,  # attention behind the layer, and a mean that counts the prefix token
+    ("cam", PLAIN): (ModelError, "no Linear or 1x1 convolution takes the 6 channels of layer 'middle' to 3 classes"),
+    ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
+    ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
+}
+
+
+def answers(method: str, case: str) -> bool:
+    """Whether the method has a map there."""
+    return (method, case) not in REFUSED
+
+
+def residual_or_pooled(method: str) -> Case:
+    """The net that rewrites most in place, or where the method has no map there, the plainest."""
+    return CASES["residual" if answers(method, "residual") else "pooled"]
