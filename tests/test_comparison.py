@@ -15,9 +15,11 @@ from camscope.explainers import (
     Contrast,
     Denoised,
     Explainer,
+    Fused,
     GradCAM,
     HiResCAM,
     LayerCAM,
+    RefineCAM,
     ScoreCAM,
     comparison,
 )
@@ -280,6 +282,20 @@ def test_rows_are_classes_and_layers_and_a_method_without_a_layer_appears_once_a
     ]
     assert [label for label, _, _ in told[5:]] == 5 * ["effusion"]
     assert compare(net, scan, ["gradcam"], layers=["layer3", "layer4"]).rows == ("layer3", "layer4")
+
+
+def test_a_map_of_several_layers_is_made_of_those_that_are_named_and_appears_once(net):
+    scan, layers = draw(7, "nodule").image, ["layer2", net.layer4]
+    found = compare(net, scan, ["gradcam", "refinecam"], layers=layers, targets=["nodule", "effusion"])
+    assert found.columns == ("gradcam", "refinecam · layer2 + layer4")
+    assert len(found.rows) == 4
+    refined = [one for one in found.explanations if one.method == "refinecam"]
+    assert [(one.label, one.layer) for one in refined] == [(n, "layer2 + layer4") for n in ("nodule", "effusion")]
+    np.testing.assert_array_equal(refined[1].heat, RefineCAM(net, ["layer2", "layer4"]).explain(scan, "effusion").heat)
+    fused = Fused.of(LayerCAM(net), ["layer2", "layer4"])
+    columns = compare(net, scan, ["gradcam", fused], layers=layers).columns
+    assert columns == ("gradcam", "layercam, fused · layer2 + layer4")
+    assert compare(net, scan, [fused]).columns == ("layercam, fused",)
 
 
 def test_layers_that_only_some_methods_have_are_columns(net):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 from camscope.errors import InputError
 from camscope.explainers.base import Explainer
@@ -41,12 +42,14 @@ def arranged(
     tools: Sequence[Explainer], found: Sequence[Sequence[Explanation]], seconds: Sequence[float]
 ) -> Arrangement:
     """[method][target] -> Arrangement. `seconds`: of each method for one target."""
-    names, layers = method_names(tools), [row[0].layer for row in found]
+    names, shown = method_names(tools), [row[0].layer for row in found]
+    layers = [None if of_several_layers(tool) else layer for tool, layer in zip(tools, shown, strict=True)]
     known = [layer for layer in dict.fromkeys(layers) if layer is not None]
     by_layer = len(known) > 1 and _is_full(names, layers, known)
-    one_layer = by_layer or len(known) < 2
+    one_layer = len(set(shown) - {None}) < 2
     labels = [
-        name if one_layer or layer is None else f"{name} · {layer}" for name, layer in zip(names, layers, strict=True)
+        name if where is None or one_layer or (by_layer and own) else f"{name} · {where}"
+        for name, where, own in zip(names, shown, layers, strict=True)
     ]
     columns = list(dict.fromkeys(labels))
     depth = len(known) if by_layer else 1
@@ -62,6 +65,18 @@ def arranged(
     rows = [label for one in asked for label in _row_labels(one, known if by_layer else [], len(asked))]
     placed = [entries[place] for place in sorted(entries)]
     return Arrangement([entry for entry, _ in placed], rows, columns, [t for _, t in placed])
+
+
+def of_several_layers(tool: Explainer) -> bool:
+    """Whether one map of it is made of several layers': it has no place among the rows of single ones."""
+    if isinstance(tool, Wrapper):
+        return len(tool.inner) > 1 or of_several_layers(tool.inner[0])
+    return takes_layers(type(tool))
+
+
+def takes_layers(kind: type[Explainer]) -> bool:
+    """Whether a method takes `layers`, all of them for one map, where others take one `layer`."""
+    return "layers" in signature(kind).parameters
 
 
 def common(explanations: Sequence[Explanation]) -> Explanation:

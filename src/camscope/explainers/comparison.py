@@ -16,7 +16,7 @@ from torch import nn
 from camscope import render
 from camscope.errors import CamscopeError, InputError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
-from camscope.explainers.arrangement import Entry, arranged, common
+from camscope.explainers.arrangement import Entry, arranged, common, takes_layers
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
@@ -155,10 +155,10 @@ def compare(
 ) -> Comparison:
     """Several methods, layers and classes on one image: one forward pass and one backward pass a class for all that can share.
 
-    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules; None:
-    the last layer with spatial extent. `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see
-    Explainer. `leave_out`: a method that has no answer for this model is left out, with a warning; else it is an error.
-    `watch`: told which methods work next.
+    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules, all
+    of them at once for a method that makes one map of several, as RefineCAM; None: the last layer with spatial extent.
+    `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see Explainer. `leave_out`: a method that has
+    no answer for this model is left out, with a warning; else it is an error. `watch`: told which methods work next.
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):
         raise InputError(
@@ -230,12 +230,14 @@ class _Clock:
 def _tools(
     model: nn.Module, method: Method, layers: Sequence[str | nn.Module] | None, settings: dict[str, Any]
 ) -> list[Explainer]:
-    """A method at each layer; once where it has no layer to choose, or comes ready made."""
+    """A method at each layer; once where it has no layer to choose, takes them all, or comes ready made."""
     if isinstance(method, Explainer):
         return [method]
     kind = kind_of(method)
     known = signature(kind).parameters
     given = {name: value for name, value in settings.items() if name in known}
+    if layers is not None and takes_layers(kind):
+        return [kind(model, **{"layers": list(layers), **given})]
     if layers is None or "layer" not in known:
         return [kind(model, **given)]
     return [kind(model, **{"layer": layer, **given}) for layer in layers]
