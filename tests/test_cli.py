@@ -248,6 +248,12 @@ def test_methods_fit_into_a_terminal_and_controls_stand_apart(width, monkeypatch
         assert any(method.paper in line for line in lines), method.paper
 
 
+def test_a_method_that_takes_several_layers_is_listed_among_those_that_take_one():
+    text = run("methods").stdout
+    assert text.index("of a layer, or several") < text.index(" refinecam ") < text.index("of the whole network")
+    assert text.index("of the whole network") < text.index(" fullgrad ")
+
+
 def test_the_examples_in_the_helps_work(here):
     for command in COMMANDS:
         text = run(command, "--help").stdout

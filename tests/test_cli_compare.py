@@ -11,6 +11,7 @@ from camscope.cli import app, base
 from camscope.cli.paths import stem_of
 from camscope.errors import LayerError
 from camscope.explainers import CAM, METHODS
+from camscope.explanation import Explanation
 from camscope.phantom import draw
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -115,6 +116,15 @@ def test_layers_settings_and_the_look_reach_the_comparison(here):
     for name, words in looks.items():
         run("compare", "nodule.png", "-o", f"{name}.png", "--methods", "gradcam", "--classes", "1,2", *words)
     assert len({Path(f"{name}.png").read_bytes() for name in looks}) == len(looks)
+
+
+def test_a_method_of_several_layers_takes_them_at_once(here):
+    result = run("compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,refinecam")
+    lines = [line for line in result.stdout.splitlines() if line.split()[:1] == ["refinecam"]]
+    assert len(lines) == 1
+    assert "layer2 + layer4" in lines[0]
+    run("explain", "nodule.png", "--layer", "layer2,layer4", "--method", "refinecam", "-o", "both.npz")
+    assert Explanation.load("both.npz").layer == "layer2 + layer4"
 
 
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, monkeypatch):
