@@ -139,6 +139,11 @@ class Score:
         others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
         return torch.where(pairs[:, 1] >= 0, values - others, values)
 
+    @property
+    def pairs(self) -> Tensor | None:
+        """(N,2): each sample's class, and the class it is held against or -1; None for a callable target."""
+        return self._pairs
+
     def class_of(self, sample: int) -> int | None:
         """Class index explained in one sample; None for a difference, a callable target, or before the first call."""
         first, second = self._pair(sample)

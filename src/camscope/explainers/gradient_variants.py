@@ -136,7 +136,9 @@ class ShapleyCAM(WeightedChannels):
 def _classes(method: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
     """Logits (N,K) and classes (N,) of a question that is about one class of several, else a TargetError."""
     if score.classes is None:
-        raise TargetError(f"{method} sets a class against the others: pass a class, not a callable; or use gradcam")
+        raise TargetError(
+            f"{method} sets a class against the others: pass a class, neither a difference nor a callable; or use gradcam"
+        )
     logits = class_scores(output)
     if logits.shape[1] < 2:
         raise TargetError(f"{method} sets a class against the others: this model has one output; use gradcam")
