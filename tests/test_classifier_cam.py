@@ -213,7 +213,7 @@ def test_of_a_difference_the_rows_differ_whatever_else_the_batch_is_asked(tail):
 @pytest.mark.parametrize("method", [ZhouCAM, FinerCAM])
 def test_what_is_refused_is_named(method):
     tool = method(built(*LINEAR["sum"]()), "features")
-    with pytest.raises(TargetError, match="pass a class, .* a callable; or use gradcam"):
+    with pytest.raises(TargetError, match=r"pass a class, .* a callable; or use gradcam"):
         tool.attribute(inputs(), lambda output: output[:, 1])
     if method is FinerCAM:
         with pytest.raises(TargetError, match="pass a class, neither a difference nor a callable"):

@@ -20,12 +20,13 @@ Heads = dict[str, tuple[Tensor, Tensor]]
 class ZhouCAM(WeightedChannels):
     """Each channel weighs its entry in the class's row of the linear head: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
-    Of the difference of two classes, the difference of their rows. Its mean over the cells (its sum, where the head pools by a sum) is the score without its bias. That is measured, not
-    believed: scores that are not the head of the layer's mean or sum, because a ReLU, a norm, attention, a maximum or a
-    flattening makes something else of it, are a ModelError; Grad-CAM is the generalisation. So Swin has a CAM at its last
-    norm, ConvNeXt, whose norm follows the pooling, none. Where only a constant is added to the head's scores, that is
-    told by an empty layer's, in two more passes. `head`: name or module of the Linear, or 1x1 convolution, that makes the
-    class scores; None: the one with which they come out right.
+    Of the difference of two classes, the difference of their rows. Its mean over the cells (its sum, where the head
+    pools by a sum) is the score without its bias. That is measured, not believed: scores that are not the head of the
+    layer's mean or sum, because a ReLU, a norm, attention, a maximum or a flattening makes something else of it, are a
+    ModelError; Grad-CAM is the generalisation. So Swin has a CAM at its last norm, ConvNeXt, whose norm follows the
+    pooling, none. Where only a constant is added to the head's scores, that is told by an empty layer's, in two more
+    passes. `head`: name or module of the Linear, or 1x1 convolution, that makes the class scores; None: the one with
+    which they come out right.
     """
 
     name, paper = "cam", "arXiv:1512.04150"
