@@ -204,7 +204,13 @@ def test_the_plain_pass_comes_first_and_fixes_the_class():
     assert [one.score for one in tool.explain_batch(list(x))] == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("scales", [(0.0,), (-1.0,), (float("nan"),), (float("inf"),)])
+@pytest.mark.parametrize("flips", ["h", None, 1.0, ("h",), (True,)])
+def test_flips_that_are_no_axes_are_refused(flips):
+    with pytest.raises(InputError, match=r"^flips=.*: expected True, False, or spatial axes"):
+        Augmented(GradCAM(pointwise()), flips)
+
+
+@pytest.mark.parametrize("scales", [(0.0,), (-1.0,), (float("nan"),), (float("inf"),), 0.75, "1", ("a",), None])
 def test_scales_that_are_none_are_refused(scales):
     with pytest.raises(InputError, match="factors above 0"):
         Augmented(GradCAM(pointwise()), scales=scales)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,10 +34,11 @@ class Augmented(Wrapper):
         self, explainer: Explainer, flips: bool | int | Sequence[int] = True, scales: Sequence[float] = (1.0,)
     ) -> None:
         super().__init__(explainer)
+        if not _several(scales, numbers.Real) or not all(math.isfinite(scale) and scale > 0 for scale in scales):
+            raise InputError(f"scales={scales!r}: expected several factors above 0, e.g. (0.75, 1.0, 1.25)")
+        if not isinstance(flips, bool | int) and not _several(flips, int):
+            raise InputError(f"flips={flips!r}: expected True, False, or spatial axes, e.g. 0 or (0, 1)")
         self.explainer, self.flips, self.scales = explainer, flips, tuple(scales)
-        for scale in self.scales:
-            if not (math.isfinite(scale) and scale > 0):
-                raise InputError(f"scales={self.scales}: expected factors above 0, e.g. (0.75, 1.0, 1.25)")
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The mean over all views."""
@@ -62,6 +64,11 @@ class Augmented(Wrapper):
                 raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{rank - 1}")
             axes = {axis % rank for axis in given}
         return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(sorted(axes), count)]
+
+
+def _several(values: object, kind: type) -> bool:
+    """Whether it is a sequence of such numbers."""
+    return isinstance(values, Sequence) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
 
 
 def _carried_back(maps: Maps, axes: Sequence[int], plain: Maps) -> Maps:
