@@ -149,6 +149,11 @@ class Score:
         others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
         return torch.where(pairs[:, 1] >= 0, values - others, values)
 
+    @property
+    def pairs(self) -> Tensor | None:
+        """(N,2): each sample's class, and the class it is held against or -1; None for a callable target."""
+        return self._pairs
+
     def _asked_in_turn(self, target: Callable[[Any], Tensor], output: object, owners: Tensor) -> Tensor:
         """(R,): what a callable says of each row in its own sample's place: it may hold something of each sample."""
         samples = len(owners) if self.values is None else len(self.values)

@@ -138,6 +138,14 @@ def test_none_is_each_samples_top_class(method, case):
     torch.testing.assert_close(chances, logits.softmax(1).max(1).values, rtol=1e-4, atol=1e-6)
 
 
+@EVERY_METHOD
+def test_a_method_is_class_specific_exactly_where_two_classes_have_two_maps(method):
+    case = CASES["flat" if answers(method, "flat") else "pooled"]
+    model, x = case.make()
+    tool = explainer(method, model, case.layer)
+    assert METHODS[method].class_specific is not torch.equal(tool.attribute(x, 0), tool.attribute(x, 1))
+
+
 class Shifted(nn.Module):
     def __init__(self, model):
         super().__init__()

@@ -11,6 +11,7 @@ from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.scope import expect_count
 
 
 @register
@@ -26,6 +27,10 @@ class AblationCAM(WeightedChannels):
     forwards: ClassVar[str] = "3 + K rests"
     runs_model: ClassVar[bool] = True
     batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(batch_size=self.batch_size)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -57,6 +62,10 @@ class ReciproCAM(LayerExplainer):
     runs_model: ClassVar[bool] = True
     gaussian: bool = False
     batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

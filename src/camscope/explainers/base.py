@@ -130,6 +130,10 @@ class Explainer(ABC):
         """Maps of several scores of one input; a family that can share passes between them does it here."""
         return [Maps(self.heat(x, score)) for score in scores]
 
+    def settled(self, x: Tensor, score: Score) -> "Explainer":
+        """The same method, with whatever it chooses for itself chosen for this input."""
+        return self
+
     @property
     def title(self) -> str:
         """The method as a result names it."""

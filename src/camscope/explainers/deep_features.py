@@ -16,7 +16,7 @@ from camscope.explainers.features import Features
 from camscope.explainers.inputs import Item
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.passes import Pass
-from camscope.explainers.scope import calm, checked_input, precisely, prepared, survey
+from camscope.explainers.scope import calm, checked_input, expect_count, precisely, prepared, survey
 from camscope.explanation import Floats, Pixels
 from camscope.geometry import Placement
 from camscope.targets import EveryClass
@@ -46,11 +46,9 @@ class DeepFeatureFactorization(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.concepts < 1 or self.sweeps < 1 or not self.tolerance >= 0:
-            raise InputError(
-                f"concepts={self.concepts}, sweeps={self.sweeps}, tolerance={self.tolerance}: expected one concept and one "
-                f"sweep at least, and a tolerance of 0 or more"
-            )
+        expect_count(concepts=self.concepts, sweeps=self.sweeps, batch_size=self.batch_size)
+        if not self.tolerance >= 0:
+            raise InputError(f"tolerance={self.tolerance}: expected 0 or more")
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""

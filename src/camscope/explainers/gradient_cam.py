@@ -49,14 +49,21 @@ class GradCAMPlusPlus(CAM):
 
 @register
 class XGradCAM(CAM):
-    """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020); 0 where Σ A is."""
+    """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020), 0 where Σ A is.
+
+    Made for layers after a ReLU: where a channel has both signs its sum may be small beside its cells, and the weight
+    large. A sum within the rounding of its terms, as all are behind an instance norm, is 0.
+    """
 
     name, paper = "xgradcam", "arXiv:2008.02312"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
         total = activation.sum(SPACE, keepdim=True)
-        return torch.where(total != 0, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
+        rounding = (
+            activation.shape[SPACE] * torch.finfo(activation.dtype).eps * activation.abs().sum(SPACE, keepdim=True)
+        )
+        return torch.where(total.abs() > rounding, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
 
 
 @register

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -66,6 +66,10 @@ class LayerExplainer(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each."""
         return [one() if callable(one) else one for one in LayerExplainer.maps_of([self], x, scores)[0]]
+
+    def settled(self, x: Tensor, score: Score) -> Explainer:
+        """The same method at the layer that it chooses for this input."""
+        return self if self.layer is not None else replace(self, layer=self._choose(x, score))
 
     @property
     def company(self) -> Hashable:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import numbers
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -109,11 +110,20 @@ def expect_one_of(setting: str, value: object, *words: object) -> None:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
 
 
-def expect_positive(**settings: float | None) -> None:
+def expect_positive(**settings: object) -> None:
     """An InputError unless each setting is a positive number; None stands for one that is left out."""
     for name, value in settings.items():
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
             raise InputError(f"{name}={value!r}: expected a positive number")
+
+
+def expect_count(**settings: object) -> None:
+    """An InputError unless each setting is a whole number, 1 or more; None stands for one that is left out."""
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+            raise InputError(f"{name}={value!r}: expected a whole number, 1 or more")
 
 
 def checked_input(x: Tensor, known: Survey) -> Tensor:
