@@ -254,6 +254,22 @@ def test_a_method_that_takes_several_layers_is_listed_among_those_that_take_one(
     assert text.index("of the whole network") < text.index(" fullgrad ")
 
 
+def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
+    names = [line.split()[0] for line in run("methods").stdout.splitlines() if line[1:2].strip()]
+    layered = [name for name in names if name in METHODS]
+    layered = layered[: layered.index("fullgrad")]
+    passes = [(METHODS[name].backwards, METHODS[name].forwards) for name in layered]
+    known = [all(map(str.isdecimal, each)) for each in passes]
+    assert known == sorted(known, reverse=True)
+    assert any(known)
+    assert not all(known)
+    assert layered.index("gradcam") < 6
+    assert layered.index("gradcam") < min(map(layered.index, ("gradcam++", "bagcam", "finercam", "refinecam")))
+    words = [name for name, plain in zip(layered, known, strict=True) if not plain]
+    assert words.index("scorecam") < words.index("sscam")
+    assert [name for name in base.methods_of("all") if name in layered] == layered
+
+
 def test_the_examples_in_the_helps_work(here):
     for command in COMMANDS:
         text = run(command, "--help").stdout

@@ -442,12 +442,16 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
 
 
 @quiet
-def test_a_volume_has_numbers_and_no_figure():
+def test_a_volume_has_numbers_and_no_figure(tmp_path):
     model, x = CASES["volume"].make()
     found = compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[1])
     assert found.correlations().shape == (2, 2)
     assert found._repr_png_() is None
     assert "features" in found._repr_html_()
+    for refused in (found.figure, lambda: found.save(tmp_path / "a.png")):
+        with pytest.raises(InputError, match=r"maps of 3 axes have no figure yet.*explanations\[0\]\.save\('a\.npz'\)"):
+            refused()
+    assert Explanation.load(found.explanations[0].save(tmp_path / "a.npz")).grid == found.explanations[0].grid
 
 
 # What goes wrong

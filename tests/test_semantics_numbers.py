@@ -420,3 +420,30 @@ def test_the_input_is_not_copied_and_nothing_before_the_layer_is_kept():
     model.last.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
     LayerCAM(model, "middle").attribute(x, 1)
     assert seen == [x.data_ptr(), False, True]
+
+
+@pytest.mark.parametrize(("given", "own"), [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
+def test_an_input_of_another_type_than_the_model_is_an_error_that_names_both(given, own):
+    model, x = CASES["pooled"].make(dtype=own)
+    names = [str(dtype).removeprefix("torch.") for dtype in (given, own)]
+    with pytest.raises(InputError, match="the input is {}, the model's parameters are {}".format(*names)) as caught:
+        GradCAM(model, "features").attribute(x.to(given), 1)
+    assert f"pass x.to(torch.{names[1]})" in str(caught.value)
+    GradCAM(model, "features").attribute(x, 1)
+
+
+def test_a_model_that_brings_its_input_to_its_own_type_is_explained_and_its_own_errors_stay():
+    model, x = CASES["pooled"].make(dtype=torch.float32)
+
+    class Bringing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x.float())
+
+    expected = GradCAM(model, "features").attribute(x, 1)
+    assert GradCAM(Bringing(), "model.features").attribute(x.double(), 1).equal(expected)
+    with pytest.raises(RuntimeError, match="channels"):
+        GradCAM(Bringing(), "model.features").attribute(x.double()[:, :1], 1)

@@ -2,9 +2,10 @@
 
 import difflib
 import numbers
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, TargetError
 from camscope.structure import leaves, mapped
+
+SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Score:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
         version = x._version
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
-        with self._around():
+        with _types_named(self.model, x), self._around():
             output = self.model(x, *args, **kwargs)
         if x._version != version:
             raise InputError(
@@ -246,6 +249,29 @@ class Score:
             raise TargetError(f"class {name!r} is ambiguous: {choice}; pass the index")
         near = difflib.get_close_matches(name, self.categories, n=3, cutoff=0.0)
         raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
+
+
+@contextmanager
+def _types_named(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """An InputError for torch's complaint of two types that meet, where no parameter is of the input's type.
+
+    Only when it fails: a model may bring its input to its own type itself.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+        said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
+        if x.dtype in own or SPOKEN.get(x.dtype) not in said or said.isdisjoint(SPOKEN.get(dtype, "") for dtype in own):
+            raise
+        raise InputError(
+            f"the input is {_spelled(x.dtype)}, the model's parameters are {' and '.join(map(_spelled, own))}: pass "
+            f"x.to(torch.{_spelled(own[0])}), or the model as model.to(torch.{_spelled(x.dtype)})"
+        ) from error
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class EveryClass(Score):

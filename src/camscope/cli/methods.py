@@ -42,7 +42,7 @@ def run() -> None:
 
 def _add(table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared: set[str]) -> None:
     """A heading, and a row for each method, its paper after its words."""
-    rows = list(methods)
+    rows = base.in_reading_order(methods)
     if rows:
         table.add_row("", base.styled((title, "bold")))
     for method in rows:

@@ -79,6 +79,10 @@ class Comparison:
         between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
         marking it. `columns`: pictures side by side; `height`: rows of a picture.
         """
+        if (axes := self.explanations[0].heat.ndim) != 2:
+            raise InputError(
+                f"maps of {axes} axes have no figure yet; take the numbers: table(), or explanations[0].save('a.npz')"
+            )
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
         part = _part_shown(self.explanations) if crop else None
         pictures = [
