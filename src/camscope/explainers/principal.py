@@ -29,7 +29,7 @@ def component_towards(parts: Tensor, reference: Tensor) -> Tensor:
         axes = top_axes(matrix.mT @ matrix, parts.dtype)
     else:
         directions = top_axes(matrix @ matrix.mT, parts.dtype)
-        axes = matrix.mT @ _units(directions)
+        axes = matrix.mT @ units(directions)
     return torch.where(finite, nearest(axes, towards, parts.dtype) * size[:, 0], torch.nan).to(parts.dtype)
 
 
@@ -119,7 +119,7 @@ def nearest(axes: Tensor, towards: Tensor, precision: torch.dtype = torch.float6
     clear = weights.norm(dim=1, keepdim=True) > _loose(precision) * lengths
     strongest = axes.square().sum(2).argmax(1)
     weights = torch.where(clear, weights, axes[torch.arange(len(axes), device=axes.device), strongest])
-    return (axes @ _units(weights[..., None]))[..., 0]
+    return (axes @ units(weights[..., None]))[..., 0]
 
 
 def _loose(precision: torch.dtype) -> float:
@@ -132,7 +132,7 @@ def _scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(size > 0, matrix / size, 0), size
 
 
-def _units(columns: Tensor) -> Tensor:
+def units(columns: Tensor) -> Tensor:
     """(N,n,m): each column over its length; zeros stay zeros."""
     length = columns.norm(dim=1, keepdim=True)
     return torch.where(length > 0, columns / length, 0)
