@@ -28,7 +28,8 @@ class Fused(Wrapper):
 
     Each map is cut at zero and divided by its maximum, brought to the finest grid, then cell by cell: `how` "max" keeps
     what any of them saw (Jiang et al. 2021, section III-C), "mean" what they have in common, "product" what all saw. A
-    map without positive evidence is zero. LayerCAM as its paper fuses it, fine and sure at once:
+    map without positive evidence is zero. LayerCAM by the maximum, fine and sure at once; its paper is reported to
+    scale the maps of shallow stages first, to tanh(2 M / max M), which is left out:
 
         Fused.of(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
     """

@@ -10,7 +10,7 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers.base import register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.features import Features
-from camscope.explainers.scope import expect_count, expect_one_of
+from camscope.explainers.scope import expect_count, expect_one_of, full_precision
 from camscope.targets import Score, class_scores
 
 
@@ -140,4 +140,4 @@ def _classes(method: str, score: Score, output: object) -> tuple[Tensor, Tensor]
     logits = class_scores(output)
     if logits.shape[1] < 2:
         raise TargetError(f"{method} sets a class against the others: this model has one output; use gradcam")
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), score.classes
+    return full_precision(logits), score.classes

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
-from camscope.explainers.scope import OnNonFinite, checked_finite
+from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
 from camscope.hooks.base import find_layer, find_layers
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
@@ -103,14 +103,14 @@ class Pass(ExitStack):
         tap, keep = self._tap, not last or self._curved
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)
-        gradients = {name: _full(_reached(tap, name)) for name in layers}
+        gradients = {name: full_precision(_reached(tap, name)) for name in layers}
         for boost in HALF_PRECISION_BOOSTS[1:] if half else ():
             lost = {name: ~gradient.flatten(1).any(1) for name, gradient in gradients.items()}
             if not any(bool(rows.any()) for rows in lost.values()):
                 break
             tap.backward(values.sum() * boost, retain_graph=True)
             for name, rows in lost.items():
-                boosted = _full(_reached(tap, name)) / boost
+                boosted = full_precision(_reached(tap, name)) / boost
                 found = rows & boosted.flatten(1).isfinite().all(1)
                 gradients[name] = torch.where(found.view(-1, *[1] * (boosted.ndim - 1)), boosted, gradients[name])
         return gradients
@@ -149,7 +149,7 @@ class Pass(ExitStack):
             output = call.activation.detach()
             checked_finite(f"the activation of layer {layer!r}", output, tool.on_nonfinite)
             layout, to_maps = _layout(tool, layer, output, self._x, self._scores[0])
-            self._shapes[key] = to_maps(_full(output)), layout, to_maps
+            self._shapes[key] = to_maps(full_precision(output)), layout, to_maps
         return self._shapes[key]
 
 
@@ -199,9 +199,4 @@ def _curvature(values: Tensor, activation: Tensor) -> Tensor:
         return torch.zeros_like(activation)
     product = (gradient * activation.detach()).sum()
     (curved,) = torch.autograd.grad(product, activation, retain_graph=True, allow_unused=True)
-    return _full(torch.zeros_like(activation) if curved is None else curved.detach())
-
-
-def _full(values: Tensor) -> Tensor:
-    """At least float32: pooling and sums in half precision lose what they add up."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return full_precision(torch.zeros_like(activation) if curved is None else curved.detach())
