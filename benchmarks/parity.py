@@ -28,7 +28,9 @@ SLOW = (("resnet18", "layer1", 2), ("resnet18", "layer4", 1))  # where a channel
 Found = dict[str, tuple[float, float]]  # by place: correlation, largest difference
 
 
-def figures(device: str, photographs: int = PHOTOGRAPHS, methods: Sequence[str] | None = None) -> Iterator[list[Figure]]:
+def figures(
+    device: str, photographs: int = PHOTOGRAPHS, methods: Sequence[str] | None = None
+) -> Iterator[list[Figure]]:
     """One part a method: a figure a toolkit that has it, and one for each of that toolkit's choices."""
     from camscope.explainers import METHODS
 

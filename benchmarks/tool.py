@@ -47,13 +47,15 @@ def offered(names: dict[str, str], method: str) -> str:
 
 
 def explainer(case: Case, method: str, **more: Any) -> "Explainer":
-    """camscope's own, at the case's layer if it looks at one."""
+    """Ours, at the case's layer if it looks at one."""
     from camscope.explainers import METHODS
 
     cls = METHODS[method]
     takes = signature(cls).parameters
-    given = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
-    return cls(case.model, case.layer, **given) if "layer" in takes else cls(case.model, **given)
+    given: dict[str, Any] = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
+    if "layer" in takes:
+        given["layer"] = case.layer
+    return cls(case.model, **given)
 
 
 def titled(method: str) -> str:
