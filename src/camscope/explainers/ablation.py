@@ -24,7 +24,7 @@ class AblationCAM(WeightedChannels):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "3 + K rests"
+    forwards: ClassVar[str] = "4 + K rests"
     runs_model: ClassVar[bool] = True
     batch_size: int | None = None
 
@@ -58,7 +58,7 @@ class ReciproCAM(LayerExplainer):
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forwards: ClassVar[str] = "3 + cells rests"
+    forwards: ClassVar[str] = "4 + cells rests"
     runs_model: ClassVar[bool] = True
     gaussian: bool = False
     batch_size: int | None = None

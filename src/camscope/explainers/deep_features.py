@@ -37,7 +37,7 @@ class DeepFeatureFactorization(LayerExplainer):
     """
 
     name, paper = "dff", "arXiv:1806.10206"
-    forwards: ClassVar[str] = "3 + concepts rests"
+    forwards: ClassVar[str] = "4 + concepts rests"
     runs_model: ClassVar[bool] = True
     concepts: int = 5
     sweeps: int = 200
