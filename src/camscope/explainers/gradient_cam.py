@@ -52,7 +52,8 @@ class XGradCAM(CAM):
     """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020), 0 where Σ A is.
 
     Made for layers after a ReLU: where a channel has both signs its sum may be small beside its cells, and the weight
-    large. A sum within the rounding of its terms, as all are behind an instance norm, is 0.
+    large. A sum that is rounding, as all are behind an instance norm, is 0: one whose terms have cancelled to two thirds
+    of their digits.
     """
 
     name, paper = "xgradcam", "arXiv:2008.02312"
@@ -60,9 +61,7 @@ class XGradCAM(CAM):
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
         total = activation.sum(SPACE, keepdim=True)
-        rounding = (
-            activation.shape[SPACE] * torch.finfo(activation.dtype).eps * activation.abs().sum(SPACE, keepdim=True)
-        )
+        rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * activation.abs().sum(SPACE, keepdim=True)
         return torch.where(total.abs() > rounding, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
 
 
