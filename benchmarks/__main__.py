@@ -2,24 +2,31 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks import cam, cases, import_time, memory, report
+from benchmarks import cases, parity, report
 from benchmarks.machine import machine
+from benchmarks.tables import TABLES, measured
 
 HERE = Path(__file__).parent
-PAGE = HERE / "README.md"
-ROUNDS, QUICK_ROUNDS = 15, 3
-MEMORY_CASE = "resnet18"
+PAGE, PARITY_PAGE = HERE / "README.md", HERE.parent / "docs" / "parity.md"
+ROUNDS, QUICK_ROUNDS = 9, 3
+REPEATS = 3
+QUICK = ("gradcam", "methods", "classes", "sharing", "memory", "import")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write what was asked for."""
     options = read_options(arguments)
-    facts = machine(options.device)
+    if options.page:
+        for kind in ("cpu", "cuda"):
+            if stored(kind).exists():
+                write_pages(kind)
+        return 0
+    facts = {**machine(options.device), "rounds": options.rounds}
     say(report.described(facts))
     figures: list[report.Figure] = []
     for part in measured(options):
@@ -30,45 +37,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.to_json(options.json, facts, figures)
     if options.write:
         kind = options.device.partition(":")[0]
-        report.to_json(HERE / "results" / f"{kind}.json", facts, figures)
-        text = f"{report.described(facts)}; {options.rounds} rounds.\n\n{report.tables(figures)}"
-        PAGE.write_text(report.updated(PAGE.read_text(encoding="utf-8"), kind, text), encoding="utf-8")
+        some = options.only or options.methods
+        report.to_json(stored(kind), facts, with_kept(options, kind, facts, figures) if some else figures)
+        write_pages(kind)
     return 0
-
-
-def measured(options: argparse.Namespace) -> Iterator[list[report.Figure]]:
-    """The parts of the table, one after another."""
-    for name in options.models:
-        case = cases.build(name, options.device, options.batch)
-        yield cam.beside_peers(case, options.rounds)
-        if name == options.models[0]:
-            yield cam.every_method(case, options.rounds)
-            yield cam.several_classes(case, options.rounds)
-    yield memory.figures(options.memory, options.device, options.repeats)
-    yield import_time.figures(options.repeats)
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, with what `--quick` stands for filled in."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one small model and few rounds: a check, not a figure")
+    parser.add_argument("--only", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument("--models", nargs="+", choices=cases.RECIPES, metavar="NAME", help=", ".join(cases.RECIPES))
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="of the tables family and parity (every one)")
     parser.add_argument("--rounds", type=int, help=f"times that every tool runs ({ROUNDS})")
-    parser.add_argument("--repeats", type=int, help="fresh processes for each peak and each import (5)")
+    parser.add_argument("--repeats", type=int, help=f"fresh processes for each peak and each import ({REPEATS})")
     parser.add_argument("--batch", type=int, default=cases.BATCH, help=f"images at once ({cases.BATCH})")
+    parser.add_argument("--photographs", type=int, help="of the tables parity (10) and bf16 (40), where they are here")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     parser.add_argument(
         "--write", action="store_true", help="put the tables into benchmarks/README.md, and the JSON beside"
     )
+    parser.add_argument("--page", action="store_true", help="draw the pages again from the stored JSON; measure nothing")
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {options.device}: there is no CUDA here")
     options.models = options.models or (["mobilenet_v2"] if options.quick else list(cases.MODELS))
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    options.repeats = options.repeats or (1 if options.quick else 5)
-    options.memory = MEMORY_CASE
+    options.repeats = options.repeats or (1 if options.quick else REPEATS)
+    options.tables = options.only or (list(QUICK) if options.quick else list(TABLES))
     return options
+
+
+def stored(kind: str) -> Path:
+    """Where the figures of a kind of machine lie: cpu, or cuda."""
+    return HERE / "results" / f"{kind}.json"
+
+
+def with_kept(
+    options: argparse.Namespace, kind: str, facts: dict[str, str | int], figures: list[report.Figure]
+) -> list[report.Figure]:
+    """The new figures among those that are stored, if these come from the same machine and versions."""
+    if not stored(kind).exists():
+        return figures
+    before, old = report.from_json(stored(kind))
+    changed = [name for name in facts if name != "rounds" and before.get(name) != facts[name]]
+    if changed:
+        raise SystemExit(f"results/{kind}.json was measured with another {', '.join(changed)}: measure all of it again")
+    return report.merged(old, figures, rows=bool(options.methods))
+
+
+def write_pages(kind: str) -> None:
+    """The pages, from what is stored."""
+    facts, figures = report.from_json(stored(kind))
+    text = f"{report.described(facts)}.\n\n{report.tables(figures)}"
+    PAGE.write_text(report.updated(PAGE.read_text(encoding="utf-8"), kind, text), encoding="utf-8")
+    rows = parity.page(figures)
+    if rows and kind == "cpu":
+        page = PARITY_PAGE.read_text(encoding="utf-8")
+        PARITY_PAGE.write_text(report.updated(page, "parity", rows), encoding="utf-8")
 
 
 def say(text: str) -> None:

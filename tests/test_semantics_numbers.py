@@ -11,6 +11,7 @@ from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteEr
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
 from refusals import residual_or_pooled
+from tools import explainer, looks_at_layers
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -23,29 +24,41 @@ def test_float64_in_is_float64_precision_out():
     assert HiResCAM(model, "middle").explain(x[0], 1).heat.dtype == np.float64
 
 
+# They compare scores that differ in their last half-precision digits, or stretch what is left: alike, not close.
+AMPLIFYING = {"reciprocam": 0.98, "groupcam": 0.94, "opticam": 0.99, "fullgrad": 0.8, "simplefullgrad": 0.8}
+
+
+def assert_alike(method, heat, expected, error):
+    """Maps in at least float32, close to the exact ones, or in so far correlated with them as the method allows."""
+    assert heat.dtype == torch.float32
+    if method not in AMPLIFYING:
+        torch.testing.assert_close(heat, expected, rtol=0, atol=error * float(expected.abs().max()))
+        return
+    for one, exact in zip(heat.flatten(1), expected.flatten(1), strict=True):
+        assert torch.corrcoef(torch.stack([one, exact]))[0, 1] > AMPLIFYING[method]
+
+
 @QUIET
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
 def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method, dtype):
     model, x = CASES["pooled"].make()
-    expected = METHODS[method](model, "features").attribute(x, 1)
-    heat = METHODS[method](model.to(dtype), "features").attribute(x.to(dtype), 1)
-    assert heat.dtype == torch.float32
-    error = 0.05 if dtype == torch.bfloat16 else 0.01
-    torch.testing.assert_close(heat, expected, rtol=0, atol=error * float(expected.abs().max()))
+    expected = explainer(method, model, "features").attribute(x, 1)
+    heat = explainer(method, model.to(dtype), "features").attribute(x.to(dtype), 1)
+    assert_alike(method, heat, expected, 0.05 if dtype == torch.bfloat16 else 0.01)
 
 
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
 def test_autocast_gives_float32_maps_and_spoils_no_training_that_follows(method):
     model, x = CASES["pooled"].make()
-    expected = METHODS[method](model, "features").attribute(x, 1)
+    expected = explainer(method, model, "features").attribute(x, 1)
     with torch.autocast("cpu", torch.bfloat16):
-        heat = METHODS[method](model, "features").attribute(x, 1)
+        heat = explainer(method, model, "features").attribute(x, 1)
         loss = model(x).float().sum()
-    assert heat.dtype == torch.float32
-    assert not torch.equal(heat, expected), "autocast did not reach the layer"
-    torch.testing.assert_close(heat, expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    drawn_without_the_model = METHODS[method].control and not looks_at_layers(method)
+    assert torch.equal(heat, expected) == drawn_without_the_model, "autocast did not reach the layer"
+    assert_alike(method, heat, expected, 0.05)
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -58,7 +71,7 @@ def test_the_sums_of_half_precision_are_float32_sums():
         model.head.weight.data[:] = 1.0
         x = torch.ones(1, 1, 64, 64, dtype=dtype)
         for method in ("gradcam", "xgradcam"):
-            heat = METHODS[method](model, "features").attribute(x, 0)
+            heat = explainer(method, model, "features").attribute(x, 0)
             torch.testing.assert_close(heat, torch.full((1, 64, 64), 1 / 4096), rtol=1e-6, atol=0)
 
 
@@ -105,7 +118,7 @@ def test_only_the_sample_whose_gradient_vanished_is_scaled():
 def test_any_memory_layout_of_the_input_and_the_weights(method):
     case = residual_or_pooled(method)
     model, x = case.make(3, torch.float64)
-    tool = METHODS[method](model, case.layer)
+    tool = explainer(method, model, case.layer)
     expected = tool.attribute(x, 1)
     height, width = x.shape[2:]
     padded = torch.zeros(3, 3, 2 * height, width + 1, dtype=torch.float64)

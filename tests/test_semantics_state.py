@@ -22,6 +22,7 @@ from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
 from refusals import answers, residual_or_pooled
+from tools import explainer
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -269,7 +270,7 @@ def test_model_and_explainer_can_be_copied_pickled_and_saved_after_a_call(method
     case = residual_or_pooled(method)
     model, x = case.make()
     for layer in (case.layer, None):
-        tool = METHODS[method](model, layer)
+        tool = explainer(method, model, layer)
         expected = tool.attribute(x, 1)
         buffer = io.BytesIO()
         torch.save(model, buffer)
@@ -279,7 +280,7 @@ def test_model_and_explainer_can_be_copied_pickled_and_saved_after_a_call(method
             pickle.loads(pickle.dumps(model)),
             torch.load(buffer, weights_only=False),
         ):
-            assert torch.equal(METHODS[method](twin, layer).attribute(x, 1), expected)
+            assert torch.equal(explainer(method, twin, layer).attribute(x, 1), expected)
         for twin in (copy.deepcopy(tool), pickle.loads(pickle.dumps(tool)), copy.copy(tool)):
             assert torch.equal(twin.attribute(x, 1), expected)
 
@@ -349,7 +350,7 @@ def live_tensors():
 @pytest.mark.parametrize(("method", "calls"), [(method, 200 if method == "gradcam" else 20) for method in METHODS])
 def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, calls):
     model, x = CASES["pooled"].make(1)
-    tool = METHODS[method](model, "features")
+    tool = explainer(method, model, "features")
     tool.explain(x)  # what is computed once is computed now
     gc.collect()
     gc.disable()
@@ -422,9 +423,9 @@ def test_eight_threads_on_one_model_each_have_their_own_answer(training):
     model.eval()
     methods = [method for method in METHODS if answers(method, "residual")]
     questions = [(method, layer, target) for layer in ("stem", "block") for target in range(3) for method in methods]
-    expected = [METHODS[method](model, layer).attribute(x, target) for method, layer, target in questions]
+    expected = [explainer(method, model, layer).attribute(x, target) for method, layer, target in questions]
     model.train(training)
-    shared = {(method, layer): METHODS[method](model, layer) for method, layer, _ in questions}
+    shared = {(method, layer): explainer(method, model, layer) for method, layer, _ in questions}
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

@@ -76,9 +76,12 @@ class DeepFeatureFactorization(LayerExplainer):
     def _together(self, items: Sequence[Item]) -> Concepts:
         """One pass for every few images, one factorisation of them all."""
         known = survey(self.model)
-        with calm(known, self.mode), precisely(self.precision, known):
+        with calm(known, self.mode), precisely(self.precision, known) as casts:
             x = prepared(checked_input(torch.stack([item.x for item in items]), known), self.precision)
-            pages = [self._page(EveryClass(known.model, categories=self.categories), part) for part in x.split(AT_ONCE)]
+            pages = [
+                self._page(EveryClass(known.model, categories=self.categories, around=casts), part)
+                for part in x.split(AT_ONCE)
+            ]
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])
             joint = self._factorised(matrix.flatten(0, 1)[None])
             maps, vectors = joint.maps[0].unflatten(0, matrix.shape[:2]), joint.vectors.expand(len(x), -1, -1)

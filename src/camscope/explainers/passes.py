@@ -57,6 +57,10 @@ class Pass(ExitStack):
         super().__enter__()
         try:
             self._run()
+            if self._several and not self._graph:
+                self.close()
+                self._graph = True
+                self._run()
         except BaseException:
             self.close()
             raise
@@ -67,7 +71,7 @@ class Pass(ExitStack):
         for g, group in enumerate(self._groups):
             values = self._values[i][g]
             last = (i, g) == (len(self._scores) - 1, len(self._groups) - 1)
-            wanted = any(self._tools[t].needs_gradient for t in group)
+            wanted = self._several or any(self._tools[t].needs_gradient for t in group)
             layers = list(dict.fromkeys(self._layers[t] for t in group))
             gradients = self._gradients(values, layers, last) if wanted else {}
             for t in group:
@@ -87,6 +91,8 @@ class Pass(ExitStack):
             if again:
                 self._widths = around.enter_context(measured(model, find_layers(model, again)))
             output = self._tap.run(lambda: scores[0].forward(self._x))
+        # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
+        self._several = first.call is None and any(len(calls) > 1 for calls in self._tap.calls.values())
         # all questions are checked before any backward
         self._values = [[self._tools[g[0]].values(s, output, len(self._x)) for g in self._groups] for s in scores]
         every = [values for row in self._values for values in row]
@@ -126,7 +132,7 @@ class Pass(ExitStack):
             values=values.detach(),
             layout=layout,
             to_maps=to_maps,
-            found=None if gradient is None else to_maps(gradient),
+            found=to_maps(gradient) if gradient is not None and tool.needs_gradient else None,
             again=partial(_again, tool, layer, self._scores[i]),
             curvature=(lambda: to_maps(_curvature(values, call.activation))) if tool.second_order else _unknown,
             output=tool.output,

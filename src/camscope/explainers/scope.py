@@ -4,9 +4,10 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from camscope.hooks.base import autocast_uncached, evaluating, unwrap
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
+Casts = Callable[[], AbstractContextManager[None]]
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
@@ -70,12 +72,26 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
 
 
 @contextmanager
-def precisely(precision: Precision | None, known: Survey) -> Iterator[None]:
-    """Autocast to bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted."""
+def precisely(precision: Precision | None, known: Survey) -> Iterator[Casts]:
+    """Autocast is off, so that a method's own arithmetic is exact; what is yielded brings it back for the model's.
+
+    It is the caller's own autocast, or bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted.
+    """
     kinds = {device.type for device in known.devices} or {"cpu"}
+    dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    if precision == "bf16":
+        dtypes = dict.fromkeys(kinds, torch.bfloat16)
     with ExitStack() as scope:
-        for kind in kinds if precision == "bf16" else ():
-            scope.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=False))
+        for kind in dtypes:
+            scope.enter_context(torch.autocast(kind, enabled=False))
+        yield partial(_cast, dtypes)
+
+
+@contextmanager
+def _cast(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+    with ExitStack() as scope:
+        for kind, dtype in dtypes.items():
+            scope.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
         yield
 
 

@@ -1,0 +1,199 @@
+"""Where another toolkit's map is not camscope's: what it does, who is right, and the proof. A row here is a row in the docs.
+
+`choice` makes camscope's map with that toolkit's choice in place of its own (None: there is nothing to reproduce). What
+shows only in a situation of its own has a `situation` of `benchmarks.situations` instead of the usual photographs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from benchmarks.by_torchcam import absolute_noise
+from benchmarks.cases import Case
+from benchmarks.tool import setting
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of one toolkit in one method."""
+
+    method: str
+    peer: str
+    does: str
+    right: str
+    choice: Callable[[Case], Tensor] | None = None
+    situation: str = ""
+
+    @property
+    def work(self) -> str:
+        """Its name among the figures."""
+        return f"{self.method}, {self.situation}" if self.situation else self.method
+
+
+def chosen(name: str, module: str = "choices", **settings: Callable[[Case], object]) -> Callable[[Case], Tensor]:
+    """The maps of a class in `choices`; `settings`: its attributes, each read off the case."""
+
+    def maps(case: Case) -> Tensor:
+        from importlib import import_module
+
+        cls = getattr(import_module(f"benchmarks.{module}"), name)
+        explainer = cls(case.model, case.layer)
+        for attribute, read in settings.items():
+            setattr(explainer, attribute, read(case))
+        found: Tensor = explainer.attribute(case.x, case.classes)
+        return found
+
+    return maps
+
+
+def of(method: str, name: str, default: object) -> Callable[[Case], object]:
+    """What camscope's method has for a setting."""
+    return lambda case: setting(case, method, name, default)
+
+
+def rounds_of(method: str) -> Callable[[Case], object]:
+    """How often a method runs its masks."""
+    return lambda case: setting(case, method, "steps", setting(case, method, "samples", 2))
+
+
+DEVIATIONS = [
+    Deviation(
+        "gradcam++",
+        "torchcam",
+        "loses its denominator: g² is divided in a copy that nobody keeps, so that α = g², and a channel weighs Σ g² relu(g).",
+        "camscope. The paper's α is g² / (2 g² + g³ ΣA). (What torchcam would divide by is 2 g² + Σ g³A, which is not the "
+        "paper's either.)",
+        chosen("NoDenominator"),
+    ),
+    Deviation(
+        "gradcam++",
+        "grad-cam",
+        "adds 1e-6 to 2 g² + g³ ΣA.",
+        "camscope. Behind a global pooling g is about 1e-3, so its square is no larger than the 1e-6 that is to be "
+        "negligible; channels with small gradients lose weight, and a rescaled logit gives another map.",
+        chosen("AbsoluteEpsilon"),
+    ),
+    Deviation(
+        "smoothgradcam++",
+        "torchcam",
+        "draws its noise anew at each call, takes relu(g) and A from the last noisy input, and has g³ inside the sum.",
+        "camscope. The averages are what the method is about, and the map is of the image, not of its last noisy copy; "
+        "the seed is an argument, so that the same call gives the same map.",
+        chosen("LastNoisyPass", samples=of("smoothgradcam++", "samples", 25), std=absolute_noise),
+    ),
+    Deviation(
+        "finercam",
+        "grad-cam",
+        "weighs the similar classes by their probabilities and differentiates these weights too.",
+        "Both: that is the authors' default, the plain mean is the definition of their abstract (and torchcam's). The plain "
+        "mean is linear in the logits, so that the map is a difference of two Grad-CAMs before the ReLU.",
+        chosen("Likely", gamma=of("finercam", "gamma", 0.6), references=of("finercam", "references", 3)),
+    ),
+    Deviation(
+        "eigencam",
+        "grad-cam",
+        "subtracts each channel's mean before the decomposition and keeps the sign that the solver returns.",
+        "camscope. The paper decomposes the activations themselves. A centred map has a mean of zero and either sign: "
+        "after the ReLU the object or its background is left, by the linear algebra library at hand.",
+        chosen("Centred"),
+    ),
+    Deviation(
+        "eigengradcam",
+        "grad-cam",
+        "subtracts each channel's mean before the decomposition and keeps the sign that the solver returns.",
+        "Nobody: there is no paper. camscope takes Eigen-CAM's matrix with gradient times activation in it, and the sign "
+        "with which the map agrees with HiResCAM's.",
+        chosen("CentredProducts"),
+    ),
+    Deviation(
+        "fem",
+        "grad-cam",
+        "sums the activations, each channel weighed by the share of its cells beyond the threshold.",
+        "camscope. The method marks the cells beyond the threshold and weighs each channel by its mean activation; other "
+        "implementations (Xplique) agree.",
+        chosen("ShareBeyond"),
+    ),
+    Deviation(
+        "scorecam",
+        "grad-cam",
+        "enlarges the masks with align_corners=True.",
+        "camscope. A cell is an area, not a point: with aligned corners, a 7 x 7 mask is moved by up to half a cell, 16 of "
+        "224 pixels, towards the border. The authors' code has align_corners=False.",
+        chosen("CornersAligned", "choices_score"),
+    ),
+    Deviation(
+        "scorecam",
+        "torchcam",
+        "stretches a mask to 0..1 before it enlarges it.",
+        "camscope. The paper (eq. 7 and 8) enlarges first: interpolation lowers a peak, so that a mask stretched before does "
+        "not reach 1 on the image any more.",
+        chosen("StretchedFirst", "choices_score"),
+    ),
+    Deviation(
+        "sscam",
+        "torchcam",
+        "adds noise of deviation 2 to masks of 0..1, stretched before they are enlarged, drawn anew at each call.",
+        "Neither agrees with the authors' code in full; the seed is an argument in camscope.",
+        chosen("NoiseOfTwo", "choices_score", rounds=rounds_of("sscam")),
+    ),
+    Deviation(
+        "iscam",
+        "torchcam",
+        "adds the steps up, so that masks are multiplied by 1/n, 3/n, 6/n … up to (n + 1)/2.",
+        "camscope. Integration from an empty mask to the full one ends at 1, as in the authors' prototype; beyond it the "
+        "image is overexposed.",
+        chosen("AddedUp", "choices_score", rounds=rounds_of("iscam")),
+    ),
+    Deviation(
+        "fullgrad",
+        "grad-cam",
+        "stretches every channel of every layer to 0..1 by itself.",
+        "camscope. The paper scales a layer as a whole; by itself, a channel without evidence counts as much as the "
+        "strongest.",
+    ),
+    Deviation(
+        "randomcam",
+        "grad-cam",
+        "draws its weights anew at each call.",
+        "Both: a control. camscope's has a seed, so that a comparison can be repeated.",
+    ),
+    Deviation(
+        "dff",
+        "grad-cam",
+        "subtracts each channel's minimum and starts from other random factors.",
+        "Both: a factorisation into non-negative parts is not unique, nor are its parts in an order.",
+    ),
+    Deviation(
+        "ablationcam",
+        "grad-cam",
+        "divides the weights by the score, and does so where that is negative.",
+        "camscope. The quotient has its sign turned for a class with a negative logit: what speaks for the class is left "
+        "out, what speaks against it is shown. Without the division the map is the paper's wherever the score is positive.",
+        chosen("OverTheScore"),
+        situation="a class with a negative score",
+    ),
+    Deviation(
+        "gradcam",
+        "grad-cam",
+        "keeps the layer's output without copying it, and the gradient from before the ReLU that overwrites it.",
+        "camscope: the map is of the value that left the named layer. grad-cam multiplies the activation after the ReLU "
+        "by the gradient before it, which no layer has.",
+        situation="an in-place ReLU behind the layer",
+    ),
+    Deviation(
+        "gradcam",
+        "torchcam",
+        "keeps the layer's output without copying it: activation and gradient are those after the in-place ReLU.",
+        "camscope: the map is of the value that left the named layer. torchcam's is a proper Grad-CAM, of the next layer.",
+        situation="an in-place ReLU behind the layer",
+    ),
+    Deviation(
+        "gradcam",
+        "grad-cam",
+        "stretches each layer's map from its minimum to its maximum before it takes their mean.",
+        "camscope divides by the maximum: subtracting the minimum makes zero evidence of the least evidence there is, in "
+        "each layer another amount.",
+        situation="three layers as one map",
+    ),
+]

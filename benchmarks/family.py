@@ -1,0 +1,43 @@
+"""Every method in METHODS, beside each toolkit that has it."""
+
+from collections.abc import Iterator
+
+from benchmarks.beside import beside_peers
+from benchmarks.report import OURS, Figure
+from benchmarks.tool import titled
+from benchmarks.trained import case_or_random, first
+
+MODEL = "resnet18"
+FEW = ("0", "1", "2")
+SLOW_ROUNDS = 3
+RATIO = "camscope / the fastest"
+
+
+def figures(rounds: int, device: str, batch: int, methods: list[str] | None = None) -> Iterator[list[Figure]]:
+    """A row a method, one after the other; a method that runs the model many times is asked about one image."""
+    from camscope.explainers import METHODS
+
+    case = case_or_random(MODEL, device, batch)
+    for name in methods or sorted(METHODS, key=lambda name: (not quick(name), name)):
+        quick = quick(name)
+        asked = case if quick else first(case)
+        times, warm_up = (rounds, 2) if quick else (min(rounds, SLOW_ROUNDS), 1)
+        work = f"{titled(name)}, batch {len(asked.x)}"
+        yield with_ratio(beside_peers(asked, name, times, section="family", work=work, warm_up=warm_up))
+
+
+def with_ratio(row: list[Figure]) -> list[Figure]:
+    """The row, and what camscope takes of what the fastest other toolkit takes for the same method."""
+    ours = next(figure for figure in row if figure.tool == OURS)
+    others = [figure.value for figure in row if figure.tool != OURS and figure.value is not None]
+    if ours.value is None or not others:
+        return row
+    return [*row, Figure("family", ours.work, RATIO, ours.value / min(others))]
+
+
+def quick(name: str) -> bool:
+    """By the method's own account of its cost."""
+    from camscope.explainers import METHODS
+
+    method = METHODS[name]
+    return method.forwards in FEW and method.backwards.split()[0] in FEW
