@@ -29,11 +29,11 @@ def stretched(masks: Tensor) -> Tensor:
 
 
 def leading(activation: Tensor, top: int | None) -> Tensor:
-    """(N,K,*s) -> (N,K) bool: the `top` channels of each sample whose standard deviation over space is largest."""
+    """(N,K,*s) -> (N,K) bool: the `top` channels of each sample that are strongest: whose mean size over space is largest."""
     flat = activation.flatten(2)
     if top is None or top >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
-    best = flat.std(-1, correction=0).topk(top, dim=1).indices
+    best = flat.abs().mean(-1).topk(top, dim=1).indices
     return torch.zeros_like(flat[..., 0], dtype=torch.bool).scatter_(1, best, True)
 
 

@@ -25,7 +25,7 @@ class MaskedScores(WeightedChannels):
     """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `masking`.
 
     The papers subtract the score of an empty input, which cancels in the softmax. A constant channel shows nothing: the
-    same empty mask serves all of a sample's. `top`: only so many channels, those that vary most; the others weigh
+    same empty mask serves all of a sample's. `top`: only so many channels, the strongest on average; the others weigh
     nothing (an approximation). `batch_size`: masked inputs in one pass; None: as many as fit into memory.
     """
 
