@@ -86,7 +86,8 @@ class Score:
         values = self.read(output, samples, owners)
         if callable(self.target) or (logits := class_scores(output)).shape[1] == 1:
             return values
-        return (values - logits.logsumexp(1)).exp()
+        wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        return (values - wide.logsumexp(1)).exp()
 
     def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
