@@ -133,6 +133,13 @@ def test_recipro_of_a_map_that_changes_nothing_is_zero():
         assert not ReciproCAM(model, "block").attribute(x, target).any()
 
 
+def test_recipro_says_where_the_scores_are_too_coarse_for_a_cell():
+    model, x = CASES["pooled"].make(1)
+    assert not any("rounding" in note for note in ReciproCAM(model, "features").explain(x[0], 1).notes)
+    notes = ReciproCAM(model.bfloat16(), "features").explain(x[0].bfloat16(), 1).notes
+    assert "no cell alone changes the score by much more than its rounding in torch.bfloat16" in notes
+
+
 def way_of(model, layer, x, monkeypatch):
     """The way that an ablation of three samples took."""
     ways = []

@@ -31,28 +31,11 @@ from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import draw
 from nets import CASES, Flat, Plain, Pooled, conv, plain
+from tools import Counting
 
 quiet = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 INFERNO_TOP = (252, 255, 164)
-
-
-class Counting(nn.Module):
-    """A model that counts its forward passes, and the gradients that arrive at its output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
-
-    def forward(self, x):
-        self.forwards += 1
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
 
 
 class Centre(Explainer):

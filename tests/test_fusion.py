@@ -25,6 +25,7 @@ from camscope.explainers.refine import stages
 from camscope.explanation import Explanation
 from camscope.layers import spatial_layers
 from nets import CASES, Flat, Tokens
+from tools import Counting
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -97,24 +98,6 @@ def test_fused_layers_of_one_call_lie_on_one_picture():
 
 def over_maximum(heat):
     return np.maximum(heat, 0) / heat.max() if heat.max() > 0 else np.zeros_like(heat)
-
-
-class Counting(nn.Module):
-    """Counts the forward passes through a model, and the backward passes through its output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
-
-    def forward(self, x):
-        self.forwards += 1
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
 
 
 @pytest.mark.parametrize("how", ["max", "mean", "product"])

@@ -13,36 +13,18 @@ from camscope.explainers.base import explain_each
 from camscope.explainers.chunks import copies_within_memory, in_chunks
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, Tokens, conv, plain
-from tools import explainer
+from tools import Counting, explainer
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
-class Counted(nn.Module):
-    """Rows and passes forward, and passes backward through the output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.passes, self.rows, self.backwards = model, 0, 0, 0
-
-    def forward(self, x):
-        self.passes, self.rows = self.passes + 1, self.rows + len(x)
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
-
-
 def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
     model, x = CASES["residual"].make()
-    counted = Counted(model)
+    counted = Counting(model)
     names = ["gradcam", "layercam", "hirescam", "xgradcam", "gradcam++"]
     together = GradCAM(counted, "model.block").explain_methods(x[0], names, 1)
-    assert (counted.passes, counted.backwards) == (1, 1)
+    assert (counted.forwards, counted.backwards) == (1, 1)
     assert [one.method for one in together] == names
     for one in together:
         alone = GradCAM(counted, "model.block").sibling(one.method).explain(x[0], 1)
@@ -52,11 +34,11 @@ def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
 
 def test_layers_and_classes_share_the_forward_pass_and_each_class_one_backward_pass():
     model, x = CASES["pooled"].make()
-    counted = Counted(model)
+    counted = Counting(model)
     layers = ["model.features.0", "model.features.2", "model.features"]
     tools = [kind(counted, layer, layout="channels_first") for layer in layers for kind in (GradCAM, HiResCAM)]
     rows = explain_each(tools, x[0], [2, None, 0])
-    assert (counted.passes, counted.backwards) == (1, 3)
+    assert (counted.forwards, counted.backwards) == (1, 3)
     for tool, row in zip(tools, rows, strict=True):
         alone = [tool.explain(x[0], target) for target in (2, None, 0)]
         np.testing.assert_array_equal(np.stack([one.heat for one in row]), np.stack([one.heat for one in alone]))
@@ -65,7 +47,7 @@ def test_layers_and_classes_share_the_forward_pass_and_each_class_one_backward_p
 
 def test_methods_that_run_the_model_again_take_part():
     model, x = CASES["flat"].make()
-    counted = Counted(model)
+    counted = Counting(model)
     tool = GradCAM(counted, "model.features.4")
     one, two, three = tool.explain_methods(x[0], ["gradcam", "ablationcam", ScoreCAM], 1)
     assert counted.backwards == 1

@@ -76,6 +76,7 @@ class Score:
         self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
+        self.dtype = torch.float32  # what the model gave the score in; read() makes at least float32 of it
 
     def __call__(self, x: Tensor, owners: Tensor | None = None) -> Tensor:
         """(N,): run the model on x (N,C,*S) and read the score off its output.
@@ -107,7 +108,8 @@ class Score:
 
     def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
-        values = _full(self._read(output, samples, owners))
+        raw = self._read(output, samples, owners)
+        values, self.dtype = _full(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values

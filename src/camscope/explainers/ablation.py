@@ -13,6 +13,8 @@ from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.scope import expect_count
 
+COARSE = 20  # steps of rounding
+
 
 @register
 class AblationCAM(WeightedChannels):
@@ -82,7 +84,10 @@ class ReciproCAM(LayerExplainer):
             return lambda maps: maps.mul_(masks.to(maps.dtype)), places // (cells + 1)
 
         chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
-        return (chances[:, :-1] - chances[:, -1:]).view(samples, *grid).to(features.activation.dtype)
+        heat = chances[:, :-1] - chances[:, -1:]
+        if float(heat.abs().max()) < COARSE * torch.finfo(features.score.dtype).eps * float(chances.abs().max()):
+            features.note(f"no cell alone changes the score by much more than its rounding in {features.score.dtype}")
+        return heat.view(samples, *grid).to(features.activation.dtype)
 
     def _kept_along(self, extent: int, activation: Tensor) -> Tensor:
         """(extent,extent): for each place along an axis, how much of every place is left."""

@@ -71,7 +71,7 @@ class Features:
         return in_chunks(count, self._copies(self.widths.whole), run).to(self.values)
 
     def scores_with(self, count: int, versions: Versions) -> Tensor:
-        """(count,): the scores of so many other activations at the layer; what comes before it sees each piece once.
+        """(count,): the scores of so many other activations at the layer; what comes before it runs once where it can.
 
         `versions`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,).
         """

@@ -102,7 +102,7 @@ class Rest:
             scores = self._in_pieces(way, len(places), every_other_blank, partial(self._pass, way, self.score.read))
         except Exception:
             return False
-        allowed = SAME.get(self.values.dtype, 1e-4) * (1 + float(self.values.abs().max()))
+        allowed = SAME.get(self.score.dtype, 1e-4) * (1 + float(self.values.abs().max()))
         return bool(((scores[1::2] - self.values).abs() <= allowed).all())
 
     def _in_pieces(self, way: str, count: int, versions: Versions, run: Callable[[Change, Tensor], Tensor]) -> Tensor:
