@@ -167,6 +167,20 @@ def test_what_a_model_takes_for_each_sample_goes_with_its_versions():
     torch.testing.assert_close(score(x[owners], owners), clean[owners])
 
 
+def test_an_argument_as_long_as_the_batch_that_is_not_one_a_sample_is_refused():
+    class Weighted(Pooled):
+        def forward(self, x, weights):
+            return super().forward(x * weights.view(1, -1, 1, 1))
+
+    torch.manual_seed(0)
+    model, x, weights = Weighted(conv(), 6).eval(), torch.randn(3, 3, 16, 12), torch.tensor([1.0, 5.0, -3.0])
+    with pytest.raises(InputError, match="3 entries, as the batch has samples, and yet is not one a sample"):
+        ScoreCAM(model, "features.3", layout="channels_first", batch_size=3).attribute(x, 1, weights)
+    assert GradCAM(model, "features.3", layout="channels_first").attribute(x, 1, weights).any()
+    one = ScoreCAM(model, "features.3", layout="channels_first").attribute(x[:1], 1, weights)
+    assert one.shape == (1, 4, 3)
+
+
 def test_pieces_are_halved_where_memory_ends_and_lose_nothing():
     sizes = []
 

@@ -125,6 +125,22 @@ class Score:
         pairs = self._pairs if owners is None else self._pairs[owners]
         return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - _full(logits).logsumexp(1)).exp())
 
+    def expect_companions(self, x: Tensor) -> None:
+        """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.
+
+        The samples in the opposite order must keep their scores.
+        """
+        rows = [leaf for _, leaf in leaves((self._args, self._kwargs)) if leaf.ndim == 1 and len(leaf) == len(x)]
+        if len(x) == 1 or not rows or self.values is None:
+            return
+        back = torch.arange(len(x), device=x.device).flip(0)
+        off = (self(x[back], back) - self.values[back]).abs().max()
+        if bool(off > 0.01 * self.values.abs().max()):
+            raise InputError(
+                f"an argument of the model has {len(x)} entries, as the batch has samples, and yet is not one a sample: "
+                f"explain one image at a time"
+            )
+
     def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
         samples = 0 if self.values is None else len(self.values)

@@ -64,6 +64,8 @@ class Features:
         versions: Callable[[slice], tuple[Tensor, Tensor]],
         read: Callable[[object, int, Tensor], Tensor],
     ) -> Tensor:
+        self.score.expect_companions(self.x)
+
         def run(part: slice) -> Tensor:
             inputs, owners = versions(part)
             return read(self.score.forward(inputs, owners), len(inputs), owners).detach()
