@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 # What takes minutes as a method is shipped is measured with less of it, in every toolkit alike.
+STAGES = {"ResNet-18": ["layer2", "layer3", "layer4"], "MobileNetV2": ["features.13", "features"]}
 SETTINGS: dict[str, dict[str, int]] = {"sscam": {"samples": 2}, "iscam": {"samples": 2, "steps": 2}}
 
 
@@ -55,6 +56,8 @@ def explainer(case: Case, method: str, **more: Any) -> "Explainer":
     given: dict[str, Any] = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
     if "layer" in takes:
         given["layer"] = case.layer
+    elif "layers" in takes:  # the others must be told which
+        given["layers"] = STAGES.get(case.name, [case.layer])
     return cls(case.model, **given)
 
 
