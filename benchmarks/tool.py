@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 # What takes minutes as a method is shipped is measured with less of it, in every toolkit alike.
-SETTINGS: dict[str, dict[str, int]] = {"sscam": {"samples": 2}, "iscam": {"samples": 2, "steps": 2}}
+SETTINGS: dict[str, dict[str, int]] = {"sscam": {"samples": 2}, "iscam": {"samples": 2}}
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 def unchanged(heat: Tensor) -> Tensor:
@@ -52,8 +54,25 @@ def explainer(case: Case, method: str, **more: Any) -> "Explainer":
 
     cls = METHODS[method]
     takes = signature(cls).parameters
-    given = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
-    return cls(case.model, case.layer, **given) if "layer" in takes else cls(case.model, **given)
+    given: dict[str, Any] = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
+    if "layers" in takes:
+        given = {"layers": stages(case)} | given
+    return cls(case.model, case.layer, **given) if looks_at_a_layer(method) else cls(case.model, **given)
+
+
+def looks_at_a_layer(method: str) -> bool:
+    """Or at the whole model, several layers, or the image alone."""
+    from camscope.explainers import METHODS
+
+    return "layer" in signature(METHODS[method]).parameters
+
+
+def stages(case: Case) -> list[str]:
+    """The layers whose maps are multiplied by a method that takes several."""
+    found = [name for name in STAGES if hasattr(case.model, name)]
+    if len(found) < 2:
+        raise ValueError(f"{case.name} has no stages by the names {', '.join(STAGES)}")
+    return found
 
 
 def titled(method: str) -> str:
