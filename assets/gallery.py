@@ -25,7 +25,8 @@ from camscope.render import Picture, draw_contours, fitted, panel
 PHOTOGRAPHS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile", "astronaut.png": None}
 PHANTOMS = {3: "nodule", 5: "effusion", 8: "pneumothorax", 13: "no finding"}
 SETTINGS: dict[str, dict[str, Any]] = {  # of what would take an hour: the words say so
-    "sscam": {"samples": 8, "top": 64},
+    "scorecam": {"top": 256},
+    "sscam": {"samples": 4, "top": 64},
     "iscam": {"top": 64},
 }
 HEIGHT, COLUMNS = 150, 7

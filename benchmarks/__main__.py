@@ -59,7 +59,9 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="put the tables into benchmarks/README.md, and the JSON beside"
     )
-    parser.add_argument("--page", action="store_true", help="draw the pages again from the stored JSON; measure nothing")
+    parser.add_argument(
+        "--page", action="store_true", help="draw the pages again from the stored JSON; measure nothing"
+    )
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {options.device}: there is no CUDA here")

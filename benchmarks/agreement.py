@@ -30,7 +30,9 @@ def correlations(heat: Tensor, ours: Tensor) -> list[float]:
 def spearmans(heat: Tensor, ours: Tensor) -> list[float]:
     """Of each sample whose maps both vary: the correlation of the ranks; cells of one value share their mean rank."""
     _expect_one_shape(heat, ours)
-    one, other = (torch.stack([_ranks(row) for row in maps.detach().double().cpu().flatten(1)]) for maps in (heat, ours))
+    one, other = (
+        torch.stack([_ranks(row) for row in maps.detach().double().cpu().flatten(1)]) for maps in (heat, ours)
+    )
     return _pearson(one, other)
 
 
@@ -58,7 +60,8 @@ def _unit(rows: Tensor) -> Tensor:
 def _ranks(row: Tensor) -> Tensor:
     _, inverse, counts = row.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
-    return (last - (counts.double() - 1) / 2)[inverse]
+    ranks: Tensor = (last - (counts.double() - 1) / 2)[inverse]
+    return ranks
 
 
 def _scaled(heat: Tensor) -> Tensor:

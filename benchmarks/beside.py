@@ -40,8 +40,8 @@ def beside_peers(
             with peers.open_tool(name, case, method) as tool:
                 heat = tool.heat(tool.run()).detach().clone()
                 ours = heat if name == OURS else ours
-                compared = name == OURS or tool.drawn or ours is None
-                found[name] = Agreement() if compared else agreement(heat, tool.finish(ours))
+                alone = name == OURS or tool.drawn or ours is None
+                found[name] = agreement(heat, tool.finish(ours)) if ours is not None and not alone else Agreement()
         except Exception as error:
             notes[name] = reason(error)
     if time.perf_counter() - begin > LONG:

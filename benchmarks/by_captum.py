@@ -1,6 +1,6 @@
 """The methods that captum has, or that its attributions of a layer make in one line. It reads no tokens as a grid."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +28,7 @@ def opened(case: Case, method: str) -> Iterator[Tool]:
 
 def _grad_cam(cls: Any, case: Case) -> Tool:
     cam = cls(case.model, case.module)
-    run: Callable[[], Any] = lambda: cam.attribute(case.x, case.classes, relu_attributions=True)
-    return Tool(run, lambda maps: maps.detach()[:, 0])
+    return Tool(lambda: cam.attribute(case.x, case.classes, relu_attributions=True), lambda maps: maps.detach()[:, 0])
 
 
 def _products(cls: Any, case: Case) -> Tool:
@@ -50,6 +49,7 @@ def _lift(cls: Any, case: Case) -> Tool:
         handle.remove()
         activation = kept[0]
         parts = lift.attribute(activation, torch.zeros_like(activation), case.classes)
-        return (parts.sum((2, 3), keepdim=True) * activation).sum(1).relu()
+        weights: Tensor = parts.sum((2, 3), keepdim=True)
+        return (weights * activation).sum(1).relu()
 
     return Tool(run, lambda maps: maps.detach())

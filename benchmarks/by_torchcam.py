@@ -22,7 +22,14 @@ NAMES = {
     "sscam": "SSCAM",
     "iscam": "ISCAM",
 }
-SCORED = ("gradcam", "gradcam++", "xgradcam", "layercam", "finercam", "refinecam")  # these differentiate the caller's pass
+SCORED = (
+    "gradcam",
+    "gradcam++",
+    "xgradcam",
+    "layercam",
+    "finercam",
+    "refinecam",
+)  # these differentiate the caller's pass
 
 
 @contextmanager
@@ -35,7 +42,9 @@ def opened(case: Case, method: str) -> Iterator[Tool]:
     if cls is None:
         raise NotOfferedError(name)
     tokens = {} if case.prefix is None else {"reshape_transform": channels_first(case)}
-    cam = cls(case.model, _layer(case, method), input_shape=tuple(case.x.shape[1:]), **tokens, **_settings(case, method))
+    cam = cls(
+        case.model, _layer(case, method), input_shape=tuple(case.x.shape[1:]), **tokens, **_settings(case, method)
+    )
     try:
         yield Tool(_call(cam, case, method), lambda maps: maps[0])
     finally:

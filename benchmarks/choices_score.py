@@ -1,6 +1,7 @@
 """The other toolkits' choices where channels mask the input; see `choices`."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +27,12 @@ class Masking(ScoreCAM):
         owners = torch.arange(samples, device=features.x.device).repeat_interleave(channels)
         make = self.masks(features)
         total = torch.zeros(samples * channels, device=features.x.device)
+
+        def masked(turn: int, part: slice) -> tuple[Tensor, Tensor]:
+            return features.x[owners[part]] * make(turn, part)[:, None], owners[part]
+
         for turn in range(self.rounds):
-            total += features.scores_of(
-                len(owners), lambda part, turn=turn: (features.x[owners[part]] * make(turn, part)[:, None], owners[part])
-            )
+            total += features.scores_of(len(owners), partial(masked, turn))
         return (total / self.rounds).view(samples, channels).softmax(1)[..., None]
 
 

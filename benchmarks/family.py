@@ -19,9 +19,9 @@ def figures(rounds: int, device: str, batch: int, methods: list[str] | None = No
 
     case = case_or_random(MODEL, device, batch)
     for name in methods or sorted(METHODS, key=lambda name: (not quick(name), name)):
-        quick = quick(name)
-        asked = case if quick else first(case)
-        times, warm_up = (rounds, 2) if quick else (min(rounds, SLOW_ROUNDS), 1)
+        is_quick = quick(name)
+        asked = case if is_quick else first(case)
+        times, warm_up = (rounds, 2) if is_quick else (min(rounds, SLOW_ROUNDS), 1)
         work = f"{titled(name)}, batch {len(asked.x)}"
         yield with_ratio(beside_peers(asked, name, times, section="family", work=work, warm_up=warm_up))
 

@@ -28,7 +28,9 @@ SLOW = (("resnet18", "layer1", 2), ("resnet18", "layer4", 1))  # where a channel
 Found = dict[str, tuple[float, float]]  # by place: correlation, largest difference
 
 
-def figures(device: str, photographs: int = PHOTOGRAPHS, methods: Sequence[str] | None = None) -> Iterator[list[Figure]]:
+def figures(
+    device: str, photographs: int = PHOTOGRAPHS, methods: Sequence[str] | None = None
+) -> Iterator[list[Figure]]:
     """One part a method: a figure a toolkit that has it, and one for each of that toolkit's choices."""
     from camscope.explainers import METHODS
 
@@ -63,6 +65,7 @@ def places(method: str, files: list[str], device: str) -> list[Case]:
     if not looks_at_a_layer(method):
         return [trained.case(name, files[:2], device, layer) for name, layer in QUICK if layer != "layer3"]
     return [trained.case(name, files, device, layer) for name, layer in QUICK]
+
 
 def _against(
     peer: str, method: str, every: list[Case], choice: Callable[[Case], Tensor] | None

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def _ranks(case: Case) -> list[float | None]:
     return [found[0] if found else None for found in each]
 
 
-def heat_in(case: Case, precision: str | None) -> Tensor:
+def heat_in(case: Case, precision: Literal["bf16"] | None) -> Tensor:
     """(N,h,w): Grad-CAM of the top classes in float32."""
     from camscope.explainers import GradCAM
 

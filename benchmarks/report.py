@@ -138,7 +138,9 @@ def _cell(tool: str, digits: int, row: Row) -> str:
         return ""
     if figure.value is None:
         return f"n/a: {figure.note}" if figure.note else "–"
-    text = f"{figure.value:.{digits}f}" if abs(figure.value) >= 10**-digits or not figure.value else f"{figure.value:.0e}"
+    text = (
+        f"{figure.value:.{digits}f}" if abs(figure.value) >= 10**-digits or not figure.value else f"{figure.value:.0e}"
+    )
     if figure.low is not None and figure.low != figure.high:
         text += f" ({figure.low:.{digits}f}–{figure.high:.{digits}f})"
     return f"{text}; {figure.note}" if figure.note else text

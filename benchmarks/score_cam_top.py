@@ -18,9 +18,9 @@ SIZES = (16, 32, 64, 128)
 Seen = tuple[Features, Tensor]
 
 CRITERIA: dict[str, Callable[[Features], Tensor]] = {
-    "standard deviation (as `top=` does)": lambda f: f.activation.flatten(2).std(-1, correction=0),
+    "standard deviation": lambda f: f.activation.flatten(2).std(-1, correction=0),
     "largest activation": lambda f: f.activation.flatten(2).amax(-1),
-    "mean activation": lambda f: f.activation.flatten(2).mean(-1),
+    "mean size (as `top=` does)": lambda f: f.activation.flatten(2).abs().mean(-1),
     "size of the Grad-CAM weight": lambda f: f.gradient.flatten(2).mean(-1).abs(),
     "size of the Grad-CAM weight times the mean activation": lambda f: (
         f.gradient.flatten(2).mean(-1) * f.activation.flatten(2).mean(-1)

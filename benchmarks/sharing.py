@@ -1,6 +1,7 @@
 """Many questions of one image: classes, methods and layers from one pass, beside a call for each."""
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.beside import quiet, timed
 from benchmarks.cases import Case
@@ -22,7 +23,6 @@ def figures(rounds: int, device: str) -> list[Figure]:
 
 def _tasks(case: Case) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """By what is asked: everything from one pass, and a call each."""
-    from camscope.explainers import METHODS as ALL
     from camscope.explainers import Explainer, GradCAM
 
     cam, image, top = GradCAM(case.model, case.layer), case.x[0], case.classes[0]
@@ -30,17 +30,16 @@ def _tasks(case: Case) -> dict[str, tuple[Callable[[], object], Callable[[], obj
     for count in CLASSES:
         classes = [(top + step) % 1000 for step in range(count)]
         tasks[f"{count} class{'es' if count > 1 else ''}"] = _both(
-            lambda classes=classes: cam.explain_classes(image, classes),
-            [lambda index=index: cam.explain(image, index) for index in classes],
+            partial(cam.explain_classes, image, classes),
+            [partial(cam.explain, image, index) for index in classes],
         )
     methods: dict[str, list[Explainer]] = {
-        f"{len(METHODS)} methods": [ALL[name](case.model, case.layer) for name in METHODS],
+        f"{len(METHODS)} methods": [cam.sibling(name) for name in METHODS],
         f"{len(LAYERS)} layers": [GradCAM(case.model, layer) for layer in LAYERS],
     }
     for work, tools in methods.items():
         tasks[work] = _both(
-            lambda tools=tools: cam.explain_methods(image, tools, top),
-            [lambda tool=tool: tool.explain(image, top) for tool in tools],
+            partial(cam.explain_methods, image, tools, top), [partial(tool.explain, image, top) for tool in tools]
         )
     return tasks
 
@@ -51,12 +50,8 @@ def _both(
     return shared, lambda: [call() for call in calls]
 
 
-def _row(
-    case: Case, work: str, both: tuple[Callable[[], object], Callable[[], object]], rounds: int
-) -> list[Figure]:
-    tasks: dict[str, Timed] = {
-        name: quiet(run, case.device) for name, run in zip((OURS, SEPARATE), both, strict=True)
-    }
+def _row(case: Case, work: str, both: tuple[Callable[[], object], Callable[[], object]], rounds: int) -> list[Figure]:
+    tasks: dict[str, Timed] = {name: quiet(run, case.device) for name, run in zip((OURS, SEPARATE), both, strict=True)}
     spreads, forward = timed(case, tasks, rounds)
     work = f"{work}, {case.name}"
     found = [Figure.of("sharing", work, name, spread, forward=forward) for name, spread in spreads.items()]

@@ -60,7 +60,9 @@ def three_layers(deviation: Deviation, files: Sequence[str], device: str) -> Tri
         theirs = torch.as_tensor(cam(case.x, targets=targets))
     case.model.zero_grad(set_to_none=True)
     finish = by_grad_cam.finish(case)
-    each = torch.stack([by_grad_cam.enlarged(case, maps(OURS, replace(case, layer=name), "gradcam")) for name in LAYERS])
+    each = torch.stack(
+        [by_grad_cam.enlarged(case, maps(OURS, replace(case, layer=name), "gradcam")) for name in LAYERS]
+    )
     return Trial(theirs, finish(_fused(case)), finish(each.mean(0)))
 
 
@@ -97,7 +99,7 @@ def _mixed(case: Case) -> Tensor:
 
 
 def _next_layer(case: Case) -> Tensor:
-    """camscope's Grad-CAM of the ReLU behind the layer, made a layer of its own."""
+    """Our Grad-CAM of the ReLU behind the layer, made a layer of its own."""
     from camscope.explainers import GradCAM
 
     parts = {"features": case.module, "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(1)}

@@ -49,15 +49,17 @@ def offered(names: dict[str, str], method: str) -> str:
 
 
 def explainer(case: Case, method: str, **more: Any) -> "Explainer":
-    """camscope's own, at the case's layer if it looks at one."""
+    """Ours, at the case's layer if it looks at one."""
     from camscope.explainers import METHODS
 
     cls = METHODS[method]
     takes = signature(cls).parameters
     given: dict[str, Any] = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
+    if "layer" in takes:
+        given["layer"] = case.layer
     if "layers" in takes:
-        given = {"layers": stages(case)} | given
-    return cls(case.model, case.layer, **given) if looks_at_a_layer(method) else cls(case.model, **given)
+        given["layers"] = stages(case)
+    return cls(case.model, **given)
 
 
 def looks_at_a_layer(method: str) -> bool:

@@ -13,9 +13,9 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
-cam, cases, import_time, memory, peers, report, timing, command = (
+agreement, cam, cases, import_time, memory, peers, report, timing, tools, command = (
     importlib.import_module(f"benchmarks.{name}")
-    for name in ("cam", "cases", "import_time", "memory", "peers", "report", "timing", "__main__")
+    for name in ("agreement", "cam", "cases", "import_time", "memory", "peers", "report", "timing", "tool", "__main__")
 )
 
 
@@ -75,11 +75,11 @@ def test_the_clock_runs_for_the_work_alone_and_the_quartiles_are_the_middle_half
 def test_the_distance_of_maps_by_hand():
     ours = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
     other = torch.tensor([[[2.0, 1.0], [-4.0, 0.0]], [[-1.0, -2.0], [0.0, 0.0]]])
-    assert peers.difference(other, ours) == 0.5
-    assert peers.difference(1e-30 * ours, ours) == 0
-    assert peers.empty(other) == 1
+    assert agreement.difference(other, ours) == 0.5
+    assert agreement.difference(1e-30 * ours, ours) == 0
+    assert agreement.empty(other) == 1
     with pytest.raises(ValueError, match="tokens"):
-        peers.difference(torch.ones(2, 768), ours)
+        agreement.difference(torch.ones(2, 768), ours)
 
 
 def test_cases_are_ready_for_gradients():
@@ -102,17 +102,17 @@ def test_right_wrong_absent_and_broken_tools(monkeypatch):
     case = tiny(in_place=True)
 
     @contextmanager
-    def right(case):
-        yield peers.Tool(lambda: 5 * by_hand(case), lambda heat: heat)
+    def right(case, method="gradcam"):
+        yield tools.Tool(lambda: 5 * by_hand(case), lambda heat: heat)
 
     @contextmanager
-    def wrong(case):
-        yield peers.Tool(lambda: by_hand(case).flip(-1), lambda heat: heat)
+    def wrong(case, method="gradcam"):
+        yield tools.Tool(lambda: by_hand(case).flip(-1), lambda heat: heat)
 
-    def absent(case):
+    def absent(case, method="gradcam"):
         raise ModuleNotFoundError("No module named 'absent'")
 
-    def broken(case):
+    def broken(case, method="gradcam"):
         raise RuntimeError("it is | broken\nand says so at length")
 
     others = {"right": right, "wrong": wrong, "absent": absent, "broken": broken}
@@ -145,8 +145,8 @@ def test_an_installed_toolkit_gives_the_closed_form_and_leaves_the_model_bare(to
     case = tiny()
     with peers.open_tool(tool, case) as opened:
         heat = opened.heat(opened.run())
-    assert peers.difference(heat, by_hand(case)) < 1e-6
-    assert peers.empty(by_hand(case)) == 0
+    assert agreement.difference(heat, by_hand(case)) < 1e-6
+    assert agreement.empty(by_hand(case)) == 0
     assert not any(part._forward_hooks or part._backward_hooks for part in case.model.modules())
     assert all(parameter.grad is None for parameter in case.model.parameters())
 
@@ -154,14 +154,14 @@ def test_an_installed_toolkit_gives_the_closed_form_and_leaves_the_model_bare(to
 def test_tokens_are_told_to_the_others_without_their_prefix():
     case = cases.Case("tokens", nn.Identity(), "", torch.zeros(1), [0], prefix=1)
     tokens = torch.arange(5.0).view(1, 5, 1).expand(1, 5, 2)
-    assert peers.channels_first(case)(tokens)[0, 1].tolist() == [[1, 2], [3, 4]]
+    assert tools.channels_first(case)(tokens)[0, 1].tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.skipif(not memory.CLEAR.exists(), reason="the peak of the resident set cannot be reset here")
 def test_the_peak_counts_what_is_held_for_a_moment(monkeypatch):
     @contextmanager
-    def holding(case):
-        yield peers.Tool(lambda: torch.ones(48 * 2**20 // 8, dtype=torch.float64).sum(), lambda heat: heat)
+    def holding(case, method="gradcam"):
+        yield tools.Tool(lambda: torch.ones(48 * 2**20 // 8, dtype=torch.float64).sum(), lambda heat: heat)
 
     monkeypatch.setitem(peers.TOOLS, "holding", holding)
     case = tiny()
@@ -188,7 +188,8 @@ def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     for package in ("pytorch_grad_cam", "torchcam", "torchcam.methods", "captum", "captum.attr"):
         monkeypatch.setitem(sys.modules, package, None)
     kept = tmp_path / "figures.json"
-    assert command.main(["--quick", "--rounds", "2", "--json", str(kept), "--write"]) == 0
+    asked = ["--quick", "--only", "gradcam", "methods", "classes", "--rounds", "2", "--json", str(kept), "--write"]
+    assert command.main(asked) == 0
     printed = capsys.readouterr().out
     assert printed.count("n/a: not installed") == 3
     assert all(f"{method}, Tiny" in printed for method in ("gradcam", "hirescam", "layercam", "five explanations"))

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.errors import LayerError, ModelError
-from camscope.explainers import GradCAM, HiResCAM, ZhouCAM
+from camscope.errors import LayerError, ModelError, TargetError
+from camscope.explainers import Contrast, FinerCAM, GradCAM, HiResCAM, ZhouCAM
+from camscope.targets import Difference
 from nets import CASES, Flat, Pooled, Tokens, conv
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -191,11 +192,32 @@ class Counting(nn.Module):
         return self.model(x)
 
 
-@pytest.mark.parametrize(("tail", "passes"), [("mean and dropout", 1), ("sum", 1), ("a constant added", 3)])
-def test_one_pass_where_the_scores_are_the_heads_and_three_where_a_constant_is_added(tail, passes):
+@pytest.mark.parametrize(("tail", "passes"), [("mean and dropout", 1), ("sum", 1), ("a constant added", 4)])
+def test_one_pass_where_the_scores_are_the_heads_and_four_where_a_constant_is_added(tail, passes):
     counting = Counting(built(*LINEAR[tail]()))
     ZhouCAM(counting, "model.features").attribute(inputs(), 0)
     assert counting.passes == passes
+
+
+@pytest.mark.parametrize("tail", ["mean and dropout", "sum", "a constant added"])
+def test_of_a_difference_the_rows_differ_whatever_else_the_batch_is_asked(tail):
+    model, x = built(*LINEAR[tail]()), inputs()
+    tool = ZhouCAM(model, "features")
+    rather = tool.attribute(x, 2) - tool.attribute(x, 0)
+    torch.testing.assert_close(Contrast(tool, 2, 0).attribute(x), rather, rtol=1e-12, atol=1e-14)
+    mixed = tool.attribute(x, [Difference(2, 0), 1, None])
+    torch.testing.assert_close(mixed[0], rather[0], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(mixed[1:], torch.cat([tool.attribute(x, 1)[1:2], tool.attribute(x)[2:]]))
+
+
+@pytest.mark.parametrize("method", [ZhouCAM, FinerCAM])
+def test_what_is_refused_is_named(method):
+    tool = method(built(*LINEAR["sum"]()), "features")
+    with pytest.raises(TargetError, match=r"pass a class, .* a callable; or use gradcam"):
+        tool.attribute(inputs(), lambda output: output[:, 1])
+    if method is FinerCAM:
+        with pytest.raises(TargetError, match="pass a class, neither a difference nor a callable"):
+            Contrast(tool, 2, 0).attribute(inputs())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

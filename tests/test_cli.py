@@ -248,6 +248,28 @@ def test_methods_fit_into_a_terminal_and_controls_stand_apart(width, monkeypatch
         assert any(method.paper in line for line in lines), method.paper
 
 
+def test_a_method_that_takes_several_layers_is_listed_among_those_that_take_one():
+    text = run("methods").stdout
+    assert text.index("of a layer, or several") < text.index(" refinecam ") < text.index("of the whole network")
+    assert text.index("of the whole network") < text.index(" fullgrad ")
+
+
+def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
+    names = [line.split()[0] for line in run("methods").stdout.splitlines() if line[1:2].strip()]
+    layered = [name for name in names if name in METHODS]
+    layered = layered[: layered.index("fullgrad")]
+    passes = [(METHODS[name].backwards, METHODS[name].forwards) for name in layered]
+    known = [all(map(str.isdecimal, each)) for each in passes]
+    assert known == sorted(known, reverse=True)
+    assert any(known)
+    assert not all(known)
+    assert layered.index("gradcam") < 6
+    assert layered.index("gradcam") < min(map(layered.index, ("gradcam++", "bagcam", "finercam", "refinecam")))
+    words = [name for name, plain in zip(layered, known, strict=True) if not plain]
+    assert words.index("scorecam") < words.index("sscam")
+    assert [name for name in base.methods_of("all") if name in layered] == layered
+
+
 def test_the_examples_in_the_helps_work(here):
     for command in COMMANDS:
         text = run(command, "--help").stdout

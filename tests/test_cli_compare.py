@@ -11,6 +11,7 @@ from camscope.cli import app, base
 from camscope.cli.paths import stem_of
 from camscope.errors import LayerError
 from camscope.explainers import CAM, METHODS
+from camscope.explanation import Explanation
 from camscope.phantom import draw
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -50,6 +51,19 @@ def here(tmp_path, monkeypatch):
     Image.fromarray(draw(8, "effusion").image).save("effusion.png")
     Path("model.py").write_text(COUNTED)
     return tmp_path
+
+
+@pytest.fixture
+def only_methods():
+    """Put these into the registry alone; at the end it is what it was, in its own order."""
+    before = dict(METHODS)
+
+    def put(methods):
+        METHODS.clear()
+        METHODS.update(methods)
+
+    yield put
+    put(before)
 
 
 def run(*words, code=0):
@@ -117,7 +131,16 @@ def test_layers_settings_and_the_look_reach_the_comparison(here):
     assert len({Path(f"{name}.png").read_bytes() for name in looks}) == len(looks)
 
 
-def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, monkeypatch):
+def test_a_method_of_several_layers_takes_them_at_once(here):
+    result = run("compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,refinecam")
+    lines = [line for line in result.stdout.splitlines() if line.split()[:1] == ["refinecam"]]
+    assert len(lines) == 1
+    assert "layer2 + layer4" in lines[0]
+    run("explain", "nodule.png", "--layer", "layer2,layer4", "--method", "refinecam", "-o", "both.npz")
+    assert Explanation.load("both.npz").layer == "layer2 + layer4"
+
+
+def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
     class Unsuited(CAM):
         name, paper = "unsuited", "arXiv:0000.00000"
 
@@ -125,10 +148,7 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, monkeypatch
             raise LayerError("no linear head")
 
     kept = {name: METHODS[name] for name in ("gradcam", "layercam")}
-    for name in list(METHODS):
-        monkeypatch.delitem(METHODS, name)
-    for name, kind in {**kept, "unsuited": Unsuited}.items():
-        monkeypatch.setitem(METHODS, name, kind)
+    only_methods({**kept, "unsuited": Unsuited})
     result = run("compare", "nodule.png", "--methods", "all")
     assert "note    unsuited is left out: no linear head" in result.stdout
     assert row(result, "layercam")[5] == "ok"

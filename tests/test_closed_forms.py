@@ -109,6 +109,26 @@ def test_xgrad_cam_of_a_channel_that_sums_to_nothing_is_finite():
     torch.testing.assert_close(XGradCAM(model, "features").attribute(x, 0)[0], x[0, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("side", "offset"), [(8, 0), (2, 10), (4, 100)])
+def test_xgrad_cam_of_channels_whose_sum_is_rounding_is_nothing(dtype, side, offset):
+    torch.manual_seed(3)
+    model = Flat(nn.InstanceNorm2d(6), 6 * side**2).to(dtype)
+    x = (torch.randn(2, 6, side, side) + offset).to(dtype)
+    sums = model.features(x).sum((2, 3))
+    assert sums.any(), "a test of rounding needs sums that are not 0"
+    assert not XGradCAM(model, "features", layout="channels_first").attribute(x, 1).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_xgrad_cam_of_a_channel_whose_sum_is_small_counts_it(dtype):
+    small = torch.cat([torch.full((33,), 1.0), torch.full((31,), -1.0)]).view(1, 1, 8, 8).to(dtype)
+    plain = Flat(nn.MaxPool2d(1), 64).to(dtype)
+    weight = (plain.head.weight[1] * small.flatten()).sum().detach() / 2
+    heat = XGradCAM(plain, "features").attribute(small, 1)
+    torch.testing.assert_close(heat, (weight * small[0]).relu(), rtol=1e-4, atol=1e-6)
+
+
 def test_the_mean_and_not_the_sum_of_the_gradient():
     small, large = (torch.ones(1, 1, n, n, dtype=torch.float64) for n in (2, 8))
     model = Pooled(nn.MaxPool2d(1), 1).double()

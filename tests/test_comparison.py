@@ -10,7 +10,19 @@ from torch import nn
 
 from camscope import Explanation, compare, load_model
 from camscope.errors import CamscopeWarning, InputError, LayerError, OutputError, TargetError
-from camscope.explainers import CAM, Explainer, GradCAM, HiResCAM, LayerCAM, ScoreCAM
+from camscope.explainers import (
+    CAM,
+    Contrast,
+    Denoised,
+    Explainer,
+    Fused,
+    GradCAM,
+    HiResCAM,
+    LayerCAM,
+    RefineCAM,
+    ScoreCAM,
+    comparison,
+)
 from camscope.explainers.agreement import EVEN, POSITIVE, correlations
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.comparison import compare_each
@@ -19,28 +31,11 @@ from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import draw
 from nets import CASES, Flat, Plain, Pooled, conv, plain
+from tools import Counting
 
 quiet = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 INFERNO_TOP = (252, 255, 164)
-
-
-class Counting(nn.Module):
-    """A model that counts its forward passes, and the gradients that arrive at its output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
-
-    def forward(self, x):
-        self.forwards += 1
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
 
 
 class Centre(Explainer):
@@ -158,6 +153,13 @@ def test_methods_that_are_one_behind_a_pooling_are_said_to_be():
     assert "; hirescam also has a negative part" in sentence
 
 
+def test_a_title_with_a_comma_is_one_name_in_a_sentence():
+    model, x = one_hot_activation()
+    found = compare(model, x[None], [Denoised(GradCAM(model, "features")), HiResCAM(model, "features")], targets=[1])
+    (sentence,) = found.sentences
+    assert sentence.startswith("'gradcam, denoised' and hirescam are one map at features")
+
+
 def test_the_classifiers_own_weights_are_that_gradient():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     (group,) = compare(model, x[0], ["gradcam", Classifier], layers=["features"], targets=[0]).coincidences
@@ -265,6 +267,20 @@ def test_rows_are_classes_and_layers_and_a_method_without_a_layer_appears_once_a
     assert compare(net, scan, ["gradcam"], layers=["layer3", "layer4"]).rows == ("layer3", "layer4")
 
 
+def test_a_map_of_several_layers_is_made_of_those_that_are_named_and_appears_once(net):
+    scan, layers = draw(7, "nodule").image, ["layer2", net.layer4]
+    found = compare(net, scan, ["gradcam", "refinecam"], layers=layers, targets=["nodule", "effusion"])
+    assert found.columns == ("gradcam", "refinecam · layer2 + layer4")
+    assert len(found.rows) == 4
+    refined = [one for one in found.explanations if one.method == "refinecam"]
+    assert [(one.label, one.layer) for one in refined] == [(n, "layer2 + layer4") for n in ("nodule", "effusion")]
+    np.testing.assert_array_equal(refined[1].heat, RefineCAM(net, ["layer2", "layer4"]).explain(scan, "effusion").heat)
+    fused = Fused.of(LayerCAM(net), ["layer2", "layer4"])
+    columns = compare(net, scan, ["gradcam", fused], layers=layers).columns
+    assert columns == ("gradcam", "layercam, fused · layer2 + layer4")
+    assert compare(net, scan, [fused]).columns == ("layercam, fused",)
+
+
 def test_layers_that_only_some_methods_have_are_columns(net):
     found = compare(net, draw(7, "nodule").image, [GradCAM(net), LayerCAM(net, "layer3")])
     assert found.columns == ("gradcam · layer4", "layercam · layer3")
@@ -275,8 +291,45 @@ def test_one_method_with_two_settings_is_told_apart_and_a_copy_is_refused(net):
     scan = draw(7, "nodule").image
     found = compare(net, scan, [ScoreCAM(net, top=2), ScoreCAM(net, top=4)])
     assert found.columns == ("scorecam top=2", "scorecam top=4")
+    steep = [Denoised(ScoreCAM(net, top=top)) for top in (2, 4)]
+    assert compare(net, scan, steep).columns == ("scorecam, denoised top=2", "scorecam, denoised top=4")
     with pytest.raises(InputError, match="gradcam is named twice"):
         compare(net, scan, ["gradcam", GradCAM])
+
+
+def cells_of(found, monkeypatch):
+    """What a figure hands to the sheet: the captions row by row, and the title."""
+    handed = []
+    monkeypatch.setattr(comparison.render, "sheet", lambda rows, title, **_: handed.append((rows, title)))
+    found.figure()
+    ((rows, title),) = handed
+    return [[cell and cell.caption for cell in row] for row in rows], title
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the contrast first", "the contrast last"])
+def test_a_contrast_among_others_says_its_own_answer_and_nobody_elses(net, monkeypatch, first):
+    contrast, others = Contrast(GradCAM(net), "nodule", "effusion"), ["gradcam", Denoised(LayerCAM(net))]
+    found = compare(net, draw(7, "nodule").image, [contrast, *others] if first else [*others, contrast])
+    titles = ["gradcam", "layercam, denoised"]
+    assert set(found.columns) == {"gradcam, contrast", *titles}
+    (row,) = found.rows
+    assert row.startswith("nodule (p=")
+    (captions,), _ = cells_of(found, monkeypatch)
+    assert captions[0] == row
+    (own,) = [caption for caption in captions[1:] if caption not in titles]
+    assert own.startswith("gradcam, contrast · nodule rather than effusion (score ")
+    assert [row["method"] for row in found.table()] == [one.method for one in found.explanations]
+
+
+def test_a_contrast_does_not_title_the_layers_of_the_others(net, monkeypatch):
+    tools = [Contrast(GradCAM(net, "layer4"), "nodule", "effusion")]
+    tools += [kind(net, layer) for kind in (GradCAM, LayerCAM) for layer in ("layer3", "layer4")]
+    found = compare(net, draw(7, "nodule").image, [*tools, Contrast(GradCAM(net, "layer3"), "nodule", "effusion")])
+    captions, title = cells_of(found, monkeypatch)
+    assert title.startswith("array · nodule (p=")
+    assert [row[0] for row in captions] == ["layer4", "layer3"]
+    assert all(row[1].startswith("gradcam, contrast · nodule rather than") for row in captions)
+    assert [row[2:] for row in captions] == 2 * [["gradcam", "layercam"]]
 
 
 def squares(figure, width):
@@ -372,12 +425,16 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
 
 
 @quiet
-def test_a_volume_has_numbers_and_no_figure():
+def test_a_volume_has_numbers_and_no_figure(tmp_path):
     model, x = CASES["volume"].make()
     found = compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[1])
     assert found.correlations().shape == (2, 2)
     assert found._repr_png_() is None
     assert "features" in found._repr_html_()
+    for refused in (found.figure, lambda: found.save(tmp_path / "a.png")):
+        with pytest.raises(InputError, match=r"maps of 3 axes have no figure yet.*explanations\[0\]\.save\('a\.npz'\)"):
+            refused()
+    assert Explanation.load(found.explanations[0].save(tmp_path / "a.npz")).grid == found.explanations[0].grid
 
 
 # What goes wrong

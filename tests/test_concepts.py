@@ -219,7 +219,7 @@ def test_what_makes_no_sense_is_refused():
     model, x, _, tool = pooled()
     with pytest.raises(InputError, match="images of one size"):
         tool.factorise([x[0], x[0, :, 1:]])
-    with pytest.raises(InputError, match="0 images"):
+    with pytest.raises(InputError, match="no images: factorise takes one"):
         tool.factorise([])
     with pytest.raises(InputError, match="concepts=0"):
         DeepFeatureFactorization(model, "features", concepts=0)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from camscope import completeness
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
-from camscope.explainers import FullGrad, SimpleFullGrad, completeness
+from camscope.explainers import FullGrad, SimpleFullGrad
 from nets import CASES, Flat, Pooled
 from untouched import untouched
 

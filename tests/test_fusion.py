@@ -11,6 +11,8 @@ from camscope.errors import InputError, LayerError
 from camscope.explainers import (
     METHODS,
     AblationCAM,
+    Denoised,
+    FullGrad,
     Fused,
     GradCAM,
     GradCAMPlusPlus,
@@ -23,6 +25,7 @@ from camscope.explainers.refine import stages
 from camscope.explanation import Explanation
 from camscope.layers import spatial_layers
 from nets import CASES, Flat, Tokens
+from tools import Counting
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -97,24 +100,6 @@ def over_maximum(heat):
     return np.maximum(heat, 0) / heat.max() if heat.max() > 0 else np.zeros_like(heat)
 
 
-class Counting(nn.Module):
-    """Counts the forward passes through a model, and the backward passes through its output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
-
-    def forward(self, x):
-        self.forwards += 1
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
-
-
 @pytest.mark.parametrize("how", ["max", "mean", "product"])
 def test_fused_is_fuse(how):
     model, x = CASES["pooled"].make(1, torch.float64)
@@ -171,14 +156,26 @@ def test_fused_refuses_what_does_not_belong_together():
         Fused([])
     with pytest.raises(InputError, match="nothing to fuse: pass a list"):
         Fused(GradCAM(model))
+    for layers in (["features.1", "features.4"], [model.features]):
+        with pytest.raises(InputError, match=r"for one method at several layers, Fused\.of\(explainer, layers\)"):
+            Fused(layers)
     with pytest.raises(InputError, match="goes round an explainer"):
-        Fused(["layer3", "layer4"])
+        Fused([3])
     with pytest.raises(InputError, match="how='sum': expected 'max'"):
         Fused([GradCAM(model)], "sum")
     with pytest.raises(InputError, match="takes a list of layers"):
         Fused.of(GradCAM(model), "features")
-    with pytest.raises(InputError, match="does not look at one layer"):
-        Fused.of(Fused([GradCAM(model)]), ["features"])
+    for wrong, why in {
+        "gradcam": r"as Fused\.of\(GradCAM\(model\), layers\); 'gradcam' came instead",
+        GradCAM: r"as Fused\.of\(GradCAM\(model\), layers\); <class",
+        FullGrad(model): r"FullGrad\(Pooled\) has no one layer to choose: Fused\.of takes a method that has",
+        RefineCAM(model): "RefineCAM.* has no one layer to choose",
+        Fused([GradCAM(model)]): "of several layers already",
+        Denoised(GradCAM(model)): r"wrap what is fused: Denoised\(Fused\.of\(explainer, layers\)\)",
+    }.items():
+        with pytest.raises(InputError, match=why) as caught:
+            Fused.of(wrong, ["features"])
+        assert ("wrap what is fused" in str(caught.value)) == isinstance(wrong, Denoised)
 
 
 def test_fused_of_questions_that_differ_is_refused():

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from camscope.explainers.principal import first_component
+from camscope.explainers import KPCACAM
+from camscope.explainers.decomposition import KERNELS
+from camscope.explainers.principal import first_component, nearest, top_axes
+from nets import Pooled
 
 
 def random(*shape, dtype=torch.float64, seed=0):
@@ -68,3 +71,54 @@ def test_half_precision_is_summed_in_full(dtype):
     assert heat.dtype == dtype
     exact = first_component(parts.double())
     torch.testing.assert_close(heat.double(), exact.to(dtype).double(), rtol=1e-6, atol=0)
+
+
+def with_eigenvalues(values):
+    turn = torch.linalg.qr(random(len(values), len(values)))[0]
+    return turn * values @ turn.mT
+
+
+FALLING = torch.linspace(0.5, -0.9, 300, dtype=torch.float64)
+SPECTRA = {
+    "one": [1.0],
+    "close": [1.0, 0.998],
+    "three alike": [1.0, 1.0, 1.0],
+    "more alike than a block has": [1.0] * 12,
+    "none positive": [-0.1],
+}
+
+
+def eigenspace(gram, towards):
+    """The direction nearest to a map in the space of the largest eigenvalue, by numpy."""
+    values, vectors = np.linalg.eigh(gram.numpy())
+    axes = vectors[:, values > values[-1] - 1e-9] if values[-1] > 0 else 0 * vectors
+    along = axes @ (axes.T @ towards.numpy())
+    return along / (np.linalg.norm(along) or 1) * max(values[-1], 0) ** 0.5
+
+
+def test_large_matrices_have_the_axes_of_a_full_decomposition():
+    grams, towards = [], random(len(SPECTRA), 300, seed=5)
+    for first in SPECTRA.values():
+        values = FALLING - 0.7 if max(first) < 0 else FALLING.clone()
+        values[: len(first)] = torch.tensor(first, dtype=torch.float64)
+        grams.append(with_eigenvalues(values))
+    found = nearest(top_axes(torch.stack(grams)), towards)
+    for gram, one, towards_one, name in zip(grams, found.numpy(), towards, SPECTRA, strict=True):
+        np.testing.assert_allclose(one, eigenspace(gram, towards_one), rtol=0, atol=1e-11, err_msg=name)
+        alone = nearest(top_axes(gram[None]), towards_one[None])[0]
+        np.testing.assert_allclose(alone, one, rtol=0, atol=1e-12, err_msg=name)
+    assert torch.equal(nearest(top_axes(torch.stack(grams)), towards), found)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_map_decomposes_more_than_a_few_rows(kernel, monkeypatch):
+    x = random(2, 8, 17, 18)
+    tool = KPCACAM(Pooled(torch.nn.MaxPool2d(1), 8).double(), "features", kernel=kernel)
+    monkeypatch.setattr("camscope.explainers.principal.SMALL", 1000)
+    exact = tool.attribute(x, 1)
+    monkeypatch.undo()
+    whole, rows = torch.linalg.eigh, []
+    monkeypatch.setattr(torch.linalg, "eigh", lambda gram: (rows.append(gram.shape[-1]), whole(gram))[1])
+    torch.testing.assert_close(tool.attribute(x, 1), exact, rtol=0, atol=1e-10 * float(exact.abs().max()))
+    assert rows
+    assert max(rows) < 17 * 18

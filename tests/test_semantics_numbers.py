@@ -11,7 +11,7 @@ from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteEr
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
 from refusals import residual_or_pooled
-from tools import explainer
+from tools import explainer, looks_at_layers
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -24,6 +24,20 @@ def test_float64_in_is_float64_precision_out():
     assert HiResCAM(model, "middle").explain(x[0], 1).heat.dtype == np.float64
 
 
+# They compare scores that differ in their last half-precision digits, or stretch what is left: alike, not close.
+AMPLIFYING = {"reciprocam": 0.98, "groupcam": 0.94, "opticam": 0.99, "fullgrad": 0.8, "simplefullgrad": 0.8}
+
+
+def assert_alike(method, heat, expected, error):
+    """Maps in at least float32, close to the exact ones, or in so far correlated with them as the method allows."""
+    assert heat.dtype == torch.float32
+    if method not in AMPLIFYING:
+        torch.testing.assert_close(heat, expected, rtol=0, atol=error * float(expected.abs().max()))
+        return
+    for one, exact in zip(heat.flatten(1), expected.flatten(1), strict=True):
+        assert torch.corrcoef(torch.stack([one, exact]))[0, 1] > AMPLIFYING[method]
+
+
 @QUIET
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
@@ -31,9 +45,7 @@ def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method
     model, x = CASES["pooled"].make()
     expected = explainer(method, model, "features").attribute(x, 1)
     heat = explainer(method, model.to(dtype), "features").attribute(x.to(dtype), 1)
-    assert heat.dtype == torch.float32
-    error = 0.05 if dtype == torch.bfloat16 else 0.01
-    torch.testing.assert_close(heat, expected, rtol=0, atol=error * float(expected.abs().max()))
+    assert_alike(method, heat, expected, 0.05 if dtype == torch.bfloat16 else 0.01)
 
 
 @QUIET
@@ -44,9 +56,9 @@ def test_autocast_gives_float32_maps_and_spoils_no_training_that_follows(method)
     with torch.autocast("cpu", torch.bfloat16):
         heat = explainer(method, model, "features").attribute(x, 1)
         loss = model(x).float().sum()
-    assert heat.dtype == torch.float32
-    assert not torch.equal(heat, expected), "autocast did not reach the layer"
-    torch.testing.assert_close(heat, expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    drawn_without_the_model = METHODS[method].control and not looks_at_layers(method)
+    assert torch.equal(heat, expected) == drawn_without_the_model, "autocast did not reach the layer"
+    assert_alike(method, heat, expected, 0.05)
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -408,3 +420,30 @@ def test_the_input_is_not_copied_and_nothing_before_the_layer_is_kept():
     model.last.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
     LayerCAM(model, "middle").attribute(x, 1)
     assert seen == [x.data_ptr(), False, True]
+
+
+@pytest.mark.parametrize(("given", "own"), [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
+def test_an_input_of_another_type_than_the_model_is_an_error_that_names_both(given, own):
+    model, x = CASES["pooled"].make(dtype=own)
+    names = [str(dtype).removeprefix("torch.") for dtype in (given, own)]
+    with pytest.raises(InputError, match="the input is {}, the model's parameters are {}".format(*names)) as caught:
+        GradCAM(model, "features").attribute(x.to(given), 1)
+    assert f"pass x.to(torch.{names[1]})" in str(caught.value)
+    GradCAM(model, "features").attribute(x, 1)
+
+
+def test_a_model_that_brings_its_input_to_its_own_type_is_explained_and_its_own_errors_stay():
+    model, x = CASES["pooled"].make(dtype=torch.float32)
+
+    class Bringing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x.float())
+
+    expected = GradCAM(model, "features").attribute(x, 1)
+    assert GradCAM(Bringing(), "model.features").attribute(x.double(), 1).equal(expected)
+    with pytest.raises(RuntimeError, match="channels"):
+        GradCAM(Bringing(), "model.features").attribute(x.double()[:, :1], 1)

@@ -1,45 +1,30 @@
 """Several methods, layers and classes from one pass; the same question asked of other inputs; half the precision."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from camscope.errors import InputError, LayerError, TargetError
-from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM, LayerExplainer, ScoreCAM
+from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM, LayerExplainer, ScoreCAM
 from camscope.explainers.base import explain_each
 from camscope.explainers.chunks import copies_within_memory, in_chunks
-from camscope.targets import Score
+from camscope.targets import Difference, Score
 from nets import CASES, Pooled, Tokens, conv, plain
+from tools import Counting, explainer
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
-class Counted(nn.Module):
-    """Rows and passes forward, and passes backward through the output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.passes, self.rows, self.backwards = model, 0, 0, 0
-
-    def forward(self, x):
-        self.passes, self.rows = self.passes + 1, self.rows + len(x)
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
-
-
 def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
     model, x = CASES["residual"].make()
-    counted = Counted(model)
+    counted = Counting(model)
     names = ["gradcam", "layercam", "hirescam", "xgradcam", "gradcam++"]
     together = GradCAM(counted, "model.block").explain_methods(x[0], names, 1)
-    assert (counted.passes, counted.backwards) == (1, 1)
+    assert (counted.forwards, counted.backwards) == (1, 1)
     assert [one.method for one in together] == names
     for one in together:
         alone = GradCAM(counted, "model.block").sibling(one.method).explain(x[0], 1)
@@ -49,11 +34,11 @@ def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
 
 def test_layers_and_classes_share_the_forward_pass_and_each_class_one_backward_pass():
     model, x = CASES["pooled"].make()
-    counted = Counted(model)
+    counted = Counting(model)
     layers = ["model.features.0", "model.features.2", "model.features"]
     tools = [kind(counted, layer, layout="channels_first") for layer in layers for kind in (GradCAM, HiResCAM)]
     rows = explain_each(tools, x[0], [2, None, 0])
-    assert (counted.passes, counted.backwards) == (1, 3)
+    assert (counted.forwards, counted.backwards) == (1, 3)
     for tool, row in zip(tools, rows, strict=True):
         alone = [tool.explain(x[0], target) for target in (2, None, 0)]
         np.testing.assert_array_equal(np.stack([one.heat for one in row]), np.stack([one.heat for one in alone]))
@@ -62,7 +47,7 @@ def test_layers_and_classes_share_the_forward_pass_and_each_class_one_backward_p
 
 def test_methods_that_run_the_model_again_take_part():
     model, x = CASES["flat"].make()
-    counted = Counted(model)
+    counted = Counting(model)
     tool = GradCAM(counted, "model.features.4")
     one, two, three = tool.explain_methods(x[0], ["gradcam", "ablationcam", ScoreCAM], 1)
     assert counted.backwards == 1
@@ -182,6 +167,20 @@ def test_what_a_model_takes_for_each_sample_goes_with_its_versions():
     torch.testing.assert_close(score(x[owners], owners), clean[owners])
 
 
+def test_an_argument_as_long_as_the_batch_that_is_not_one_a_sample_is_refused():
+    class Weighted(Pooled):
+        def forward(self, x, weights):
+            return super().forward(x * weights.view(1, -1, 1, 1))
+
+    torch.manual_seed(0)
+    model, x, weights = Weighted(conv(), 6).eval(), torch.randn(3, 3, 16, 12), torch.tensor([1.0, 5.0, -3.0])
+    with pytest.raises(InputError, match="3 entries, as the batch has samples, and yet is not one a sample"):
+        ScoreCAM(model, "features.3", layout="channels_first", batch_size=3).attribute(x, 1, weights)
+    assert GradCAM(model, "features.3", layout="channels_first").attribute(x, 1, weights).any()
+    one = ScoreCAM(model, "features.3", layout="channels_first").attribute(x[:1], 1, weights)
+    assert one.shape == (1, 4, 3)
+
+
 def test_pieces_are_halved_where_memory_ends_and_lose_nothing():
     sizes = []
 
@@ -228,3 +227,82 @@ def test_several_precisions_do_not_share_a_pass():
     exact, rough = (row[0].heat for row in explain_each([one, two], x[0], [1]))
     np.testing.assert_array_equal(exact, one.explain(x[0], 1).heat)
     assert not np.array_equal(exact, rough)
+
+
+class Twice(nn.Module):
+    """A layer that runs twice, of which the score reads the first call only."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.head = nn.Conv2d(3, 4, 3, 1, 1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        read, aside = self.twice(x), self.twice(-x)
+        return {"logits": self.head(read.relu().mean((2, 3))), "aside": aside}
+
+
+@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if issubclass(kind, LayerExplainer)])
+def test_the_call_that_counts_is_the_same_for_every_method(method):
+    torch.manual_seed(0)
+    model, x = Twice().double().eval(), torch.randn(2, 3, 6, 6).double()
+    if method == "cam":
+        pytest.skip("a ReLU lies between the layer and the pooling")
+    tool = METHODS[method](model, "twice", layout="channels_first")
+    first = METHODS[method](model, "twice", layout="channels_first", call=0)
+    torch.testing.assert_close(tool.attribute(x, 1), first.attribute(x, 1), rtol=1e-10, atol=1e-12)
+    assert "layer 'twice' ran 2 times; call 0 is explained" in tool.explain(x[0], 1).notes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_bf16_map_in_float32(method):
+    torch.manual_seed(3)
+    model, x = Pooled(conv(), 6).eval(), torch.rand(1, 3, 32, 24)
+    tool = explainer(method, model, "features", precision="bf16")
+    one = tool.explain(x, 1)
+    assert one.heat.dtype == np.float32
+    assert np.isfinite(one.heat).all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert explainer(method, model, "features").attribute(x, 1).dtype == torch.float32
+
+
+def test_settings_that_only_share_a_name_are_not_handed_on():
+    model, _ = CASES["pooled"].make()
+    finer = METHODS["finercam"](model, "features", gamma=0.3)
+    assert finer.sibling("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
+    assert METHODS["sscam"](model, "features", samples=3).sibling("smoothgradcam++").samples == 25
+    assert ScoreCAM(model, "features", top=5).sibling("sscam").top == 5
+
+
+def test_explainers_with_another_preprocessing_do_not_answer_together():
+    from camscope import Preprocess
+
+    model, x = CASES["pooled"].make()
+    one = GradCAM(model, "features", preprocess=Preprocess(resize=(16, 12), mean=(0.5,) * 3, std=(0.5,) * 3))
+    other = GradCAM(model, "features", preprocess=Preprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3))
+    with pytest.raises(InputError, match="have another preprocess: explain each by itself"):
+        one.explain_methods(x[0], [one, other])
+    with pytest.raises(InputError, match="have another categories"):
+        one.explain_methods(x[0], [one, replace(one, categories=["a", "b", "c"])])
+
+
+@pytest.mark.parametrize("method", ["scorecam", "groupcam", "ablationcam", "reciprocam", "sscam"])
+@pytest.mark.parametrize("batch_size", [None, 2, 3])
+def test_a_callable_that_holds_something_of_each_sample_is_asked_in_its_place(method, batch_size):
+    torch.manual_seed(1)
+    model, x = nn.Sequential(conv(), nn.Conv2d(6, 4, 1)).double().eval(), torch.randn(2, 3, 16, 12).double()
+    masks = (torch.rand(2, 4, 3) > 0.5).double()
+    tool = METHODS[method](model, "0", batch_size=batch_size)
+    both = tool.attribute(x, lambda output: (output[:, 3] * masks).sum((1, 2)))
+    for i in range(2):
+        alone = tool.attribute(x[i : i + 1], lambda output, i=i: (output[:, 3] * masks[i]).sum((1, 2)))
+        torch.testing.assert_close(both[i], alone[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_difference_has_the_probability_of_the_one_against_the_other():
+    class Logits(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)
+
+    x = torch.tensor([[[2.0, 2.0, 9.0]], [[-100.0, -101.0, -100.0]]])
+    score = Score(Logits(), Difference(0, 1))
+    torch.testing.assert_close(score.chance(score.forward(x), 2), torch.tensor([0.5, 1 / (1 + np.exp(-1.0))]).float())

@@ -1,6 +1,7 @@
 """Wrappers: exact where they must be, explainers like any other, and nothing of the model changed."""
 
 import pickle
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -98,11 +99,69 @@ def test_other_scales_are_brought_back_between_cell_centres():
     views = [tool.attribute(x, 1)]
     for target in size.values():
         seen = F.interpolate(x, target, mode="bilinear", antialias=True)
-        views.append(F.interpolate(tool.attribute(seen, 1)[:, None], (8, 6), mode="bilinear")[:, 0])
+        there = F.interpolate(tool.attribute(seen, 1)[:, None], (8, 6), mode="bilinear")[:, 0]
+        views.append(there * mean_size(views[0]) / mean_size(there))
     made = Augmented(tool, False, (0.5, 2.0)).attribute(x, 1)
     torch.testing.assert_close(made, torch.stack(views).mean(0), rtol=1e-12, atol=1e-14)
     again = Augmented(tool, False, (1.0, 0.5, 2.0, 0.5)).attribute(x, 1)
     torch.testing.assert_close(again, made)
+
+
+def mean_size(maps):
+    return maps.abs().mean((1, 2), keepdim=True)
+
+
+@pytest.mark.parametrize("scales", [(2.0,), (0.5,), (0.5, 2.0)])
+@pytest.mark.parametrize("method", [HiResCAM, LayerCAM, GradCAM, "eigencam"])
+def test_of_a_constant_image_every_scale_says_the_same_whatever_the_number_of_cells(method, scales):
+    torch.manual_seed(1)
+    model = Pooled(nn.Conv2d(3, 4, 1), 4).double().eval()
+    model.features.bias.data += 2
+    model.head.weight.data.abs_()
+    tool = (METHODS[method] if isinstance(method, str) else method)(model, "features")
+    x = torch.tensor([0.5, -0.3, 1.0], dtype=torch.float64).view(1, 3, 1, 1).expand(1, 3, 8, 8)
+    right = tool.attribute(x, 1)
+    assert right.all()
+    torch.testing.assert_close(Augmented(tool, True, scales).attribute(x, 1), right, rtol=1e-12, atol=0)
+
+
+def test_a_scale_whose_maps_are_zero_counts_as_zero():
+    class Sized(nn.Module):
+        """Only inputs of 8 cells have a score that depends on them."""
+
+        def __init__(self):
+            super().__init__()
+            self.features = nn.MaxPool2d(1)
+
+        def forward(self, x):
+            return self.features(x).sum((2, 3)) * (x.shape[2] == 8)
+
+    x = inputs(1, 3, 8, 8)
+    tool = HiResCAM(Sized(), "features")
+    torch.testing.assert_close(Augmented(tool, False, (2.0,)).attribute(x, 1), tool.attribute(x, 1) / 2)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, Denoised, lambda one: Contrast(one, 1, 0), lambda one: Fused([one])])
+@pytest.mark.parametrize("method", [GradCAM, RefineCAM])
+def test_the_layer_of_the_plain_input_serves_every_view(method, wrap):
+    model, x = shrinking(), torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    tool = wrap(method(model))
+    plain = tool.explain(x[0])
+    small = tool.explain(x[0, :, :8, :8])
+    assert plain.layer != small.layer, "a test of the layer needs a choice that depends on the size"
+    made = Augmented(tool, scales=(0.5,)).explain(x[0])
+    assert made.layer == plain.layer
+    named = method(model, plain.layer.split(" + ") if method is RefineCAM else plain.layer)
+    expected = Augmented(wrap(named), scales=(0.5,)).explain(x[0])
+    np.testing.assert_array_equal(made.heat, expected.heat)
+    assert sum("chosen" in note for note in made.notes) == sum("chosen" in note for note in plain.notes)
+
+
+def shrinking():
+    """Four stages of stride 2: how many of them have more than one cell depends on the input."""
+    torch.manual_seed(0)
+    stages = {name: nn.Conv2d(c, 6, 3, 2, 1) for name, c in (("a", 3), ("b", 6), ("c", 6), ("d", 6))}
+    return Pooled(nn.Sequential(OrderedDict(stages)), 6).eval()
 
 
 def test_a_ramp_stays_a_ramp_through_every_scale():
@@ -145,7 +204,13 @@ def test_the_plain_pass_comes_first_and_fixes_the_class():
     assert [one.score for one in tool.explain_batch(list(x))] == [8.0, 8.0]
 
 
-@pytest.mark.parametrize("scales", [(0.0,), (-1.0,), (float("nan"),), (float("inf"),)])
+@pytest.mark.parametrize("flips", ["h", None, 1.0, ("h",), (True,)])
+def test_flips_that_are_no_axes_are_refused(flips):
+    with pytest.raises(InputError, match=r"^flips=.*: expected True, False, or spatial axes"):
+        Augmented(GradCAM(pointwise()), flips)
+
+
+@pytest.mark.parametrize("scales", [(0.0,), (-1.0,), (float("nan"),), (float("inf"),), 0.75, "1", ("a",), None])
 def test_scales_that_are_none_are_refused(scales):
     with pytest.raises(InputError, match="factors above 0"):
         Augmented(GradCAM(pointwise()), scales=scales)

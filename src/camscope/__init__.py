@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         XGradCAM,
         ZhouCAM,
         compare,
+        completeness,
         fuse,
     )
     from camscope.explanation import Explanation
@@ -112,6 +113,7 @@ __all__ = [
     "__version__",
     "clip_gradients",
     "compare",
+    "completeness",
     "edit",
     "extract",
     "fuse",
@@ -126,7 +128,7 @@ _NAMES = {
         "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
         "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM "
         "KPCACAM LIFTCAM LayerCAM METHODS OptiCAM RandomCAM ReciproCAM RefineCAM SSCAM ScoreCAM "
-        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare fuse"
+        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

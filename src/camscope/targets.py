@@ -2,9 +2,12 @@
 
 import difflib
 import numbers
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +15,8 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, TargetError
 from camscope.structure import leaves, mapped
+
+SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,16 @@ class Score:
         categories: Sequence[str] | None = None,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.model, self._args, self._kwargs = model, args, dict(kwargs or {})
+        self.model, self._args, self._kwargs, self._around = model, args, dict(kwargs or {}), around
         self.target = target if callable(target) else _plain(target)
         self.categories = categories
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
+        self.dtype = torch.float32  # what the model gave the score in; read() makes at least float32 of it
 
     def __call__(self, x: Tensor, owners: Tensor | None = None) -> Tensor:
         """(N,): run the model on x (N,C,*S) and read the score off its output.
@@ -83,7 +90,8 @@ class Score:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
         version = x._version
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
-        output = self.model(x, *args, **kwargs)
+        with _types_named(self.model, x), self._around():
+            output = self.model(x, *args, **kwargs)
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
@@ -100,17 +108,38 @@ class Score:
 
     def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
-        values = self._read(output, samples, owners)
+        raw = self._read(output, samples, owners)
+        values, self.dtype = _full(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values
 
     def chance(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
-        """(N,): the class's probability, the softmax of all; the score itself without rivals: a callable, one output."""
+        """(N,): the class's probability, the softmax of all; of a difference, that of the one against the other.
+
+        Without rivals, of a callable or of one output, the score itself.
+        """
         values = self.read(output, samples, owners)
-        if callable(self.target) or (logits := class_scores(output)).shape[1] == 1:
+        if callable(self.target) or self._pairs is None or (logits := class_scores(output)).shape[1] == 1:
             return values
-        return (values - logits.logsumexp(1)).exp()
+        pairs = self._pairs if owners is None else self._pairs[owners]
+        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - _full(logits).logsumexp(1)).exp())
+
+    def expect_companions(self, x: Tensor) -> None:
+        """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.
+
+        The samples in the opposite order must keep their scores.
+        """
+        rows = [leaf for _, leaf in leaves((self._args, self._kwargs)) if leaf.ndim == 1 and len(leaf) == len(x)]
+        if len(x) == 1 or not rows or self.values is None:
+            return
+        back = torch.arange(len(x), device=x.device).flip(0)
+        off = (self(x[back], back) - self.values[back]).abs().max()
+        if bool(off > 0.01 * self.values.abs().max()):
+            raise InputError(
+                f"an argument of the model has {len(x)} entries, as the batch has samples, and yet is not one a sample: "
+                f"explain one image at a time"
+            )
 
     def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
@@ -122,6 +151,8 @@ class Score:
         return mapped(self._args, of_its_owner), mapped(self._kwargs, of_its_owner)
 
     def _read(self, output: object, samples: int, owners: Tensor | None) -> Tensor:
+        if callable(self.target) and owners is not None:
+            return self._asked_in_turn(self.target, output, owners)
         if callable(self.target):
             return _one_each(_checked_scores(self.target(output), self.target), samples)
         logits = _one_each(class_scores(output), samples)
@@ -138,6 +169,21 @@ class Score:
             return values
         others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
         return torch.where(pairs[:, 1] >= 0, values - others, values)
+
+    @property
+    def pairs(self) -> Tensor | None:
+        """(N,2): each sample's class, and the class it is held against or -1; None for a callable target."""
+        return self._pairs
+
+    def _asked_in_turn(self, target: Callable[[Any], Tensor], output: object, owners: Tensor) -> Tensor:
+        """(R,): what a callable says of each row in its own sample's place: it may hold something of each sample."""
+        samples = len(owners) if self.values is None else len(self.values)
+        found: list[Tensor] = []
+        for rows, chosen in _turns(owners, samples):
+            asked = mapped(output, partial(_picked, chosen, len(owners)))
+            found.append(_one_each(_checked_scores(target(asked), target), samples)[owners[rows]])
+        order = torch.cat([rows for rows, _ in _turns(owners, samples)])
+        return torch.cat(found)[order.argsort()]
 
     def class_of(self, sample: int) -> int | None:
         """Class index explained in one sample; None for a difference, a callable target, or before the first call."""
@@ -223,6 +269,29 @@ class Score:
         raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
 
 
+@contextmanager
+def _types_named(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """An InputError for torch's complaint of two types that meet, where no parameter is of the input's type.
+
+    Only when it fails: a model may bring its input to its own type itself.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+        said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
+        if x.dtype in own or SPOKEN.get(x.dtype) not in said or said.isdisjoint(SPOKEN.get(dtype, "") for dtype in own):
+            raise
+        raise InputError(
+            f"the input is {_spelled(x.dtype)}, the model's parameters are {' and '.join(map(_spelled, own))}: pass "
+            f"x.to(torch.{_spelled(own[0])}), or the model as model.to(torch.{_spelled(x.dtype)})"
+        ) from error
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class EveryClass(Score):
     """All class scores at once, (N,classes), where a `Score` has one number a sample; (N,0) of a model that has none."""
 
@@ -269,6 +338,27 @@ def _logits_in(output: object) -> Tensor:
     raise TargetError(
         f"which number of a {type(output).__name__} is explained? it holds {listing}; pass target= a callable output -> (N,)"
     )
+
+
+def _turns(owners: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows that are the first versions of their samples, then the second ones …, and for each turn a row of every sample."""
+    order = owners.argsort(stable=True)
+    counts = owners.bincount(minlength=samples)
+    place = torch.empty_like(owners)
+    place[order] = torch.arange(len(owners), device=owners.device) - (counts.cumsum(0) - counts)[owners[order]]
+    for turn in range(int(counts.max())):
+        rows = (place == turn).nonzero()[:, 0]
+        yield rows, torch.zeros(samples, dtype=torch.long, device=owners.device).scatter_(0, owners[rows], rows)
+
+
+def _picked(chosen: Tensor, rows: int, leaf: Tensor) -> Tensor:
+    """The chosen rows of a part of the output that has so many; another part as it is."""
+    return leaf[chosen] if leaf.ndim > 0 and len(leaf) == rows else leaf
+
+
+def _full(values: Tensor) -> Tensor:
+    """At least float32: sums and differences of half precision lose what they compare."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def _plain(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:

@@ -11,7 +11,7 @@ from camscope.errors import TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
 from refusals import CALLABLE, PLAIN, REFUSED, answers, residual_or_pooled
-from tools import explainer, looks_at_layers
+from tools import Counting, explainer, looks_at_layers
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -138,6 +138,14 @@ def test_none_is_each_samples_top_class(method, case):
     torch.testing.assert_close(chances, logits.softmax(1).max(1).values, rtol=1e-4, atol=1e-6)
 
 
+@EVERY_METHOD
+def test_a_method_is_class_specific_exactly_where_two_classes_have_two_maps(method):
+    case = CASES["flat" if answers(method, "flat") else "pooled"]
+    model, x = case.make()
+    tool = explainer(method, model, case.layer)
+    assert METHODS[method].class_specific is not torch.equal(tool.attribute(x, 0), tool.attribute(x, 1))
+
+
 class Shifted(nn.Module):
     def __init__(self, model):
         super().__init__()
@@ -170,24 +178,6 @@ def test_an_operation_in_place_after_the_layer_changes_nothing(method):
     rewriting, _ = plain(Rewriting)
     expected = explainer(method, model, "middle").attribute(x, 1)
     torch.testing.assert_close(explainer(method, rewriting, "middle").attribute(x, 1), expected, rtol=1e-12, atol=0)
-
-
-class Counting(nn.Module):
-    """Counts the forward passes through a model, their rows, and the backward passes through its output."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.forwards, self.rows, self.backwards = model, 0, 0, 0
-
-    def forward(self, x):
-        self.forwards, self.rows = self.forwards + 1, self.rows + len(x)
-        output = self.model(x)
-        if output.requires_grad:
-            output.register_hook(self.note)
-        return output
-
-    def note(self, gradient):
-        self.backwards += 1
 
 
 def amount(words, tool, channels):

@@ -7,6 +7,6 @@ NUMBERS = {
     "ablationcam": [[0.0, 0.0], [0.0, -1 + 7.0]],
     # the same, since the head is linear
     "liftcam": [[0.0, 0.0], [0.0, -1 + 7.0]],
-    # a cell alone has the score A1 g1 + A2 g2 there, its rival the same of OTHER, and both the same bias
-    "reciprocam": [[1 / (1 + exp(-lead)) for lead in row] for row in [[-3 - 2, -2 + 4], [1 + 2, -4 - 2]]],
+    # a cell alone has the score A1 g1 + A2 g2 there, its rival the same of OTHER, both the same bias: of nothing, 1/2
+    "reciprocam": [[1 / (1 + exp(-lead)) - 1 / 2 for lead in row] for row in [[-3 - 2, -2 + 4], [1 + 2, -4 - 2]]],
 }

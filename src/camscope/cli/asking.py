@@ -9,6 +9,8 @@ import typer
 from camscope.cli import base
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from camscope.explainers import Explainer
@@ -78,11 +80,27 @@ def has_layer(kind: "type[Explainer]") -> bool:
     return "layer" in signature(kind).parameters
 
 
+def layers_for(kind: "type[Explainer]", layers: "Sequence[str | None]") -> "Sequence[str | None]":
+    """What to make a method with, one after the other: each layer; all as one text; nothing where it has no layer."""
+    from camscope.explainers.arrangement import takes_layers
+
+    if takes_layers(kind):
+        return [",".join(filter(None, layers)) or None]
+    return layers if has_layer(kind) else [None]
+
+
 def explainer(
     kind: "type[Explainer]", net: "nn.Module", layer: str | None, preprocess: str | None, keywords: dict[str, Any]
 ) -> "Explainer":
-    """A method for a model; typer.BadParameter for the layer of a method that has none."""
-    if layer is not None:
+    """A method for a model; typer.BadParameter for the layer of a method that has none.
+
+    `layer`: several, with commas between, for a method that takes `layers`.
+    """
+    from camscope.explainers.arrangement import takes_layers
+
+    if layer is not None and takes_layers(kind):
+        keywords = {"layers": layer, **keywords}
+    elif layer is not None:
         if not has_layer(kind):
             raise typer.BadParameter(f"{kind.name} has no layer to choose", param_hint="'--layer'")
         keywords = {"layer": layer, **keywords}

@@ -7,7 +7,7 @@ import itertools
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -187,12 +187,26 @@ def methods_of(names: str) -> "dict[str, type[Explainer]]":
     """The methods of `a,b`, or all of them."""
     from camscope.explainers import METHODS
 
-    wanted = list(METHODS) if names == "all" else split(names)
+    wanted = [method.name for method in in_reading_order(METHODS.values())] if names == "all" else split(names)
     if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
         near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
         came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"
         raise typer.BadParameter(f"{came}: {', '.join(near)}", param_hint="'--method'")
     return {name: METHODS[name] for name in wanted}
+
+
+def in_reading_order(methods: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
+    """By what they declare: a known number of passes before one in words, the class's own maps before those of any class.
+
+    Then the fewest passes, in words the shortest; the members of a family stay as they were written.
+    """
+
+    def cost(method: "type[Explainer]") -> tuple[bool, bool, tuple[tuple[int, str], ...]]:
+        passes = (method.backwards, method.forwards)
+        known = all(each.isdecimal() for each in passes)
+        return not known, not method.class_specific, tuple((len(each), each) for each in passes)
+
+    return sorted(methods, key=cost)
 
 
 def class_words(index: int | None, label: str) -> str:

@@ -77,13 +77,14 @@ def _tools(
     preprocess: str | None,
     keywords: dict[str, dict[str, Any]],
 ) -> "list[Explainer]":
-    """Every method at every layer; once where it has none to choose."""
+    """Every method at every layer; once where it has none to choose, or takes them all."""
     if not layers:
         raise typer.BadParameter("no layer is named", param_hint="'--layers'")
+    named = list(dict.fromkeys(layers))
     return [
         asking.explainer(kind, net, layer, preprocess, keywords[name])
         for name, kind in kinds.items()
-        for layer in (dict.fromkeys(layers) if asking.has_layer(kind) else [None])
+        for layer in asking.layers_for(kind, named)
     ]
 
 

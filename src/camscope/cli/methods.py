@@ -20,16 +20,18 @@ PAPER = 35  # letters of the longest id of a paper, which is never broken
 def run() -> None:
     """List the methods: what each computes, its paper, and what it costs."""
     from camscope.explainers import CAM, METHODS, Explainer, LayerExplainer
+    from camscope.explainers.arrangement import takes_layers
 
     controls = [method for method in METHODS.values() if method.control]
-    layered = [m for m in METHODS.values() if issubclass(m, LayerExplainer) and m not in controls]
+    looking = [m for m in METHODS.values() if issubclass(m, LayerExplainer) or takes_layers(m)]
+    layered = [m for m in looking if m not in controls]
     whole = [m for m in METHODS.values() if m not in controls and m not in layered]
     shared = {*settable(Explainer), *settable(CAM)}
     table = base.table("method", "in words", "forwards>", "backwards>", "settings")
     for column, widest in zip(table.columns, WIDEST, strict=True):
         column.max_width = widest
     table.columns[1].min_width = PAPER
-    _add(table, "of one layer", layered, shared)
+    _add(table, "of a layer, or several", layered, shared)
     _add(table, "of the whole network", whole, shared)
     _add(table, "controls: what any method must beat", controls, shared)
     console = base.out()
@@ -40,7 +42,7 @@ def run() -> None:
 
 def _add(table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared: set[str]) -> None:
     """A heading, and a row for each method, its paper after its words."""
-    rows = list(methods)
+    rows = base.in_reading_order(methods)
     if rows:
         table.add_row("", base.styled((title, "bold")))
     for method in rows:

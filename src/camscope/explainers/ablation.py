@@ -11,6 +11,9 @@ from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.scope import expect_count
+
+COARSE = 20  # steps of rounding
 
 
 @register
@@ -23,9 +26,13 @@ class AblationCAM(WeightedChannels):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "3 + K rests"
+    forwards: ClassVar[str] = "4 + K rests"
     runs_model: ClassVar[bool] = True
     batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(batch_size=self.batch_size)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -43,20 +50,24 @@ class AblationCAM(WeightedChannels):
 
 @register
 class ReciproCAM(LayerExplainer):
-    """Each cell's value is the class's probability when it alone is left: p(A ∘ B_c) at cell c (Byun & Lee 2022).
+    """Each cell's value is what it alone gives the class's probability: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
 
-    B_c keeps all channels of cell c. `gaussian`: it also keeps its neighbours, each weighed by (1/4, 1/2, 1/4) along
-    every axis, as the authors' code for transformers does; their code for convolutions spreads the cell's own vector
-    instead, which is no longer a part of A. Class and register tokens stay. The authors stretch the map to 0..1, which is
-    left to display; a single output or a callable target has no probability: the score itself is taken. `batch_size`:
-    altered copies in one pass; None: as many as fit into memory.
+    B_c keeps all channels of cell c. `gaussian`: also its neighbours, each weighed by (1/4, 1/2, 1/4) along every axis, as
+    the authors' code for transformers does; their code for convolutions spreads the cell's own vector instead, which is no
+    longer a part of A. Class and register tokens stay. The authors stretch p to 0..1, where every map has its 0 and its 1;
+    taken off here is p of nothing left, so that zero is no evidence. A single output and a callable target have no
+    probability: the score is taken. `batch_size`: altered copies in one pass; None: as many as fit into memory.
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forwards: ClassVar[str] = "3 + cells rests"
+    forwards: ClassVar[str] = "4 + cells rests"
     runs_model: ClassVar[bool] = True
     gaussian: bool = False
     batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""
@@ -66,13 +77,17 @@ class ReciproCAM(LayerExplainer):
 
         def one_left_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
             places = torch.arange(part.start, part.stop, device=features.activation.device)
-            masks = features.activation.new_ones(len(places), 1)
-            for axis, place in enumerate(torch.unravel_index(places % cells, tuple(grid))):
+            cell = places % (cells + 1)  # the last one is none
+            masks = (cell < cells).to(features.activation)[:, None]
+            for axis, place in enumerate(torch.unravel_index(cell % cells, tuple(grid))):
                 masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
-            return lambda maps: maps.mul_(masks.to(maps.dtype)), places // cells
+            return lambda maps: maps.mul_(masks.to(maps.dtype)), places // (cells + 1)
 
-        chances = features.chances_with(samples * cells, one_left_each)
-        return chances.view(samples, *grid).to(features.activation.dtype)
+        chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
+        heat = chances[:, :-1] - chances[:, -1:]
+        if float(heat.abs().max()) < COARSE * torch.finfo(features.score.dtype).eps * float(chances.abs().max()):
+            features.note(f"no cell alone changes the score by much more than its rounding in {features.score.dtype}")
+        return heat.view(samples, *grid).to(features.activation.dtype)
 
     def _kept_along(self, extent: int, activation: Tensor) -> Tensor:
         """(extent,extent): for each place along an axis, how much of every place is left."""

@@ -1,10 +1,13 @@
 """Which place an explanation has among others: a row for each class (and layer), a column for each method."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 
 from camscope.errors import InputError
 from camscope.explainers.base import Explainer
+from camscope.explainers.wrappers.base import Wrapper
 from camscope.explanation import Explanation
 
 
@@ -39,12 +42,14 @@ def arranged(
     tools: Sequence[Explainer], found: Sequence[Sequence[Explanation]], seconds: Sequence[float]
 ) -> Arrangement:
     """[method][target] -> Arrangement. `seconds`: of each method for one target."""
-    names, layers = method_names(tools), [row[0].layer for row in found]
+    names, shown = method_names(tools), [row[0].layer for row in found]
+    layers = [None if of_several_layers(tool) else layer for tool, layer in zip(tools, shown, strict=True)]
     known = [layer for layer in dict.fromkeys(layers) if layer is not None]
     by_layer = len(known) > 1 and _is_full(names, layers, known)
-    one_layer = by_layer or len(known) < 2
+    one_layer = len(set(shown) - {None}) < 2
     labels = [
-        name if one_layer or layer is None else f"{name} · {layer}" for name, layer in zip(names, layers, strict=True)
+        name if where is None or one_layer or (by_layer and own) else f"{name} · {where}"
+        for name, where, own in zip(names, shown, layers, strict=True)
     ]
     columns = list(dict.fromkeys(labels))
     depth = len(known) if by_layer else 1
@@ -56,20 +61,48 @@ def arranged(
             if (row, column) in entries:
                 raise InputError(f"{labels[t]} is named twice with the same settings")
             entries[row, column] = Entry(row, column, q, names[t], tool.forwards, tool.backwards, seconds[t]), t
-    rows = [label for one in found[0] for label in _row_labels(one, known if by_layer else [], len(found[0]))]
+    asked = [common(one) for one in zip(*found, strict=True)]
+    rows = [label for one in asked for label in _row_labels(one, known if by_layer else [], len(asked))]
     placed = [entries[place] for place in sorted(entries)]
     return Arrangement([entry for entry, _ in placed], rows, columns, [t for _, t in placed])
 
 
+def of_several_layers(tool: Explainer) -> bool:
+    """Whether one map of it is made of several layers': it has no place among the rows of single ones."""
+    if isinstance(tool, Wrapper):
+        return len(tool.inner) > 1 or of_several_layers(tool.inner[0])
+    return takes_layers(type(tool))
+
+
+def takes_layers(kind: type[Explainer]) -> bool:
+    """Whether a method takes `layers`, all of them for one map, where others take one `layer`."""
+    return "layers" in signature(kind).parameters
+
+
+def common(explanations: Sequence[Explanation]) -> Explanation:
+    """The first that answers what most answer: a contrast among methods asked of one class speaks for itself alone."""
+    labels = Counter(one.label for one in explanations)
+    return max(explanations, key=lambda one: labels[one.label])
+
+
 def method_names(tools: Sequence[Explainer]) -> list[str]:
-    """Each method's name, with the settings (but the layer) in which it differs from another of that name."""
-    settings = [{k: v for k, v in tool.parameters.items() if k != "layer"} for tool in tools]
+    """Each method's title, with the settings (but the layer) in which it differs from another of that title."""
+    settings = [_settings(tool) for tool in tools]
     names = []
     for tool, own in zip(tools, settings, strict=True):
-        others = [other for one, other in zip(tools, settings, strict=True) if one.name == tool.name]
+        others = [other for one, other in zip(tools, settings, strict=True) if one.title == tool.title]
         told = [f"{k}={v}" for k, v in own.items() if any(other.get(k) != v for other in others)]
-        names.append(" ".join([tool.name, *told]))
+        names.append(" ".join([tool.title, *told]))
     return names
+
+
+def _settings(tool: Explainer) -> dict[str, str]:
+    """A method's settings but the layer, which has a place of its own; a wrapper's, and those of what is inside."""
+    inner = tool.inner if isinstance(tool, Wrapper) else ()
+    own = {k: str(v) for k, v in tool.parameters.items() if k not in ("layer", "explainer", "explainers")}
+    inside = [_settings(one) for one in inner]
+    names = dict.fromkeys(k for one in inside for k in one)
+    return {k: " + ".join(dict.fromkeys(one[k] for one in inside if k in one)) for k in names} | own
 
 
 def _is_full(names: Sequence[str], layers: Sequence[str | None], known: Sequence[str]) -> bool:

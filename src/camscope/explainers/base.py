@@ -130,6 +130,10 @@ class Explainer(ABC):
         """Maps of several scores of one input; a family that can share passes between them does it here."""
         return [Maps(self.heat(x, score)) for score in scores]
 
+    def settled(self, x: Tensor, score: Score) -> "Explainer":
+        """The same method, with whatever it chooses for itself chosen for this input."""
+        return self
+
     @property
     def title(self) -> str:
         """The method as a result names it."""
@@ -188,8 +192,8 @@ class Explainer(ABC):
     def sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Another method for the same model, with the same settings where it has them."""
         kind = kind_of(method)
-        own = signature(type(self)).parameters
-        return kind(**{name: getattr(self, name) for name in signature(kind).parameters if name in own})
+        shared = [name for name in signature(kind).parameters if _declared(name, kind) is _declared(name, type(self))]
+        return kind(**{name: getattr(self, name) for name in shared})
 
     @final
     def explain_batch(self, images: Sequence[Any], targets: Question = None) -> list[Explanation]:
@@ -290,6 +294,9 @@ def explain_each(
     for tool in tools[1:]:
         if unwrap(tool.model) is not unwrap(first.model):
             raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
+        for setting in ("preprocess", "categories"):
+            if getattr(tool, setting) != getattr(first, setting):
+                raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
     item = first._read(image)
     runs = _run(tools, item.x[None], targets, watch=watch)
     digits = digest(runs[0].known.model)
@@ -316,11 +323,12 @@ def _run(
     runs: dict[int, _Run] = {}
     for numbers in companies.values():
         first, company = tools[numbers[0]], [tools[t] for t in numbers]
-        with calm(known, first.mode), precisely(first.precision, known):
+        with calm(known, first.mode), precisely(first.precision, known) as casts:
             inputs = prepared(checked_input(x, known), first.precision)
             extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
             asked = [first.asked(target) for target in targets]
-            scores = [Score(known.model, one, categories=first.categories, args=extra, kwargs=named) for one in asked]
+            facts = {"categories": first.categories, "args": extra, "kwargs": named, "around": casts}
+            scores = [Score(known.model, one, **facts) for one in asked]
             made = _made(company, inputs, scores, watch)
         runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
     for t, tool in enumerate(tools):
@@ -363,6 +371,11 @@ def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
     if not high > 0:
         return "no_positive_evidence"
     return "flat" if low == high else OK
+
+
+def _declared(setting: str, kind: type) -> type | None:
+    """The class that a setting comes from: one of the same name may mean something else elsewhere."""
+    return next((one for one in kind.__mro__ if setting in vars(one).get("__annotations__", {})), None)
 
 
 def _probability(score: Score, i: int, index: int | None) -> float | None:

@@ -20,12 +20,13 @@ Heads = dict[str, tuple[Tensor, Tensor]]
 class ZhouCAM(WeightedChannels):
     """Each channel weighs its entry in the class's row of the linear head: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
-    Its mean over the cells (its sum, where the head pools by a sum) is the score without its bias. That is measured, not
-    believed: scores that are not the head of the layer's mean or sum, because a ReLU, a norm, attention, a maximum or a
-    flattening makes something else of it, are a ModelError; Grad-CAM is the generalisation. So Swin has a CAM at its last
-    norm, ConvNeXt, whose norm follows the pooling, none. Where only a constant is added to the head's scores, that is
-    told by an empty layer's, in two more passes. `head`: name or module of the Linear, or 1x1 convolution, that makes the
-    class scores; None: the one with which they come out right.
+    Of the difference of two classes, the difference of their rows. Its mean over the cells (its sum, where the head
+    pools by a sum) is the score without its bias. That is measured, not believed: scores that are not the head of the
+    layer's mean or sum, because a ReLU, a norm, attention, a maximum or a flattening makes something else of it, are a
+    ModelError; Grad-CAM is the generalisation. So Swin has a CAM at its last norm, ConvNeXt, whose norm follows the
+    pooling, none. Where only a constant is added to the head's scores, that is told by an empty layer's, in two more
+    passes. `head`: name or module of the Linear, or 1x1 convolution, that makes the class scores; None: the one with
+    which they come out right.
     """
 
     name, paper = "cam", "arXiv:1512.04150"
@@ -43,9 +44,12 @@ class ZhouCAM(WeightedChannels):
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
-        classes, logits = features.score.classes, features.score.logits
-        if classes is None or logits is None:
-            raise TargetError("cam weighs by a class's row of the head: pass a class, not a callable; or use gradcam")
+        pairs, logits = features.score.pairs, features.score.logits
+        if pairs is None or logits is None:
+            raise TargetError(
+                "cam weighs by a class's row of the head: pass a class, or the difference of two, not a callable; or use "
+                "gradcam"
+            )
         heads = self._heads(features, logits.shape[1])
         if not heads:
             what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
@@ -55,14 +59,14 @@ class ZhouCAM(WeightedChannels):
                 f"generalisation"
             )
         rows = _whole(features, logits, heads)
-        rows = _but_for_a_constant(features, classes, heads) if rows is None else rows
+        rows = _but_for_a_constant(features, pairs, heads) if rows is None else rows
         if rows is None:
             raise ModelError(
                 f"the class scores are not {' or '.join(map(repr, heads))} of the mean or sum of layer "
                 f"{features.layer!r}: something that is not linear lies between, or more than this layer is read; choose "
                 f"the layer that is pooled, or use gradcam, the generalisation of cam"
             )
-        return rows[classes][..., None]
+        return _asked(rows, pairs)[..., None]
 
     def _heads(self, features: Features, classes: int) -> Heads:
         """Rows (classes,K) and bias of the linear modules that fit between layer and class scores, by name."""
@@ -98,14 +102,20 @@ def _whole(features: Features, logits: Tensor, heads: Heads) -> Tensor | None:
     return None
 
 
-def _but_for_a_constant(features: Features, classes: Tensor, heads: Heads) -> Tensor | None:
+def _asked(rows: Tensor, pairs: Tensor) -> Tensor:
+    """(N,K): each sample's own row, less that of the class it is held against."""
+    first, second = pairs.T
+    return torch.where(second[:, None] >= 0, rows[first] - rows[second.clamp(min=0)], rows[first])
+
+
+def _but_for_a_constant(features: Features, pairs: Tensor, heads: Heads) -> Tensor | None:
     """The rows of a head that makes what the score gains over that of an empty layer."""
     every = torch.arange(len(features.x), device=features.x.device)
     empty = features.scores_with(len(every), lambda part: (Tensor.zero_, every[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()
     for rows, _ in heads.values():
         for pooled in _pooled(features):
-            terms = pooled * rows[classes]
+            terms = pooled * _asked(rows, pairs)
             if _agree(gained, terms.sum(1), terms.square().sum(1), size):
                 return rows
     return None

@@ -16,7 +16,7 @@ from torch import nn
 from camscope import render
 from camscope.errors import CamscopeError, InputError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
-from camscope.explainers.arrangement import Entry, arranged
+from camscope.explainers.arrangement import Entry, arranged, common, takes_layers
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
@@ -79,32 +79,50 @@ class Comparison:
         between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
         marking it. `columns`: pictures side by side; `height`: rows of a picture.
         """
+        if (axes := self.explanations[0].heat.ndim) != 2:
+            raise InputError(
+                f"maps of {axes} axes have no figure yet; take the numbers: table(), or explanations[0].save('a.npz')"
+            )
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
         part = _part_shown(self.explanations) if crop else None
-        drawn = {}
-        for one, entry, own in zip(self.explanations, self.entries, scales, strict=True):
-            picture = one.overlay(scale=own, alpha=alpha, colormap=colormap)
-            cell = render.Cell(picture[part or ...], self.columns[entry.column], one.flag)
-            drawn[entry.row, entry.column] = cell
-        first = self.explanations[0]
+        pictures = [
+            one.overlay(scale=own, alpha=alpha, colormap=colormap)[part or ...]
+            for one, own in zip(self.explanations, scales, strict=True)
+        ]
+        title = f"{self.title} · as far as the model saw it" if part else self.title
+        legend = _legend(scale, colormap)
+        return render.sheet(
+            self._cells(pictures, part), title=title, legend=legend, colormap=colormap, columns=columns, height=height
+        )
+
+    def _cells(self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None) -> list[list[render.Cell | None]]:
+        """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
+        first, drawn = self.explanations[0], {}
         photo = first.image if first.image is not None else first.seen
-        rows = [
+        for picture, one, entry in zip(pictures, self.explanations, self.entries, strict=True):
+            own = one.answer if one.label != self._asked(entry.question).label else None
+            caption = " · ".join(filter(None, (self.columns[entry.column], own)))
+            drawn[entry.row, entry.column] = render.Cell(picture, caption, one.flag)
+        return [
             [
                 *([] if photo is None else [render.Cell(photo[part or ...], label)]),
                 *(drawn.get((row, column)) for column in range(len(self.columns))),
             ]
             for row, label in enumerate(self.rows)
         ]
-        title = f"{self.title} · as far as the model saw it" if part else self.title
-        legend = _legend(scale, colormap)
-        return render.sheet(rows, title=title, legend=legend, colormap=colormap, columns=columns, height=height)
+
+    def _asked(self, question: int) -> Explanation:
+        """The explanation whose answer is that of the question's rows."""
+        return common(
+            [one for one, entry in zip(self.explanations, self.entries, strict=True) if entry.question == question]
+        )
 
     @property
     def title(self) -> str:
         """What all have in common: the image's name, the class and the layer where there is one of them."""
         first, layers = self.explanations[0], {one.layer for one in self.explanations} - {None}
         asked = len({entry.question for entry in self.entries})
-        answer = first.answer if asked == 1 and len(self.rows) > 1 else None
+        answer = self._asked(0).answer if asked == 1 and len(self.rows) > 1 else None
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
@@ -141,10 +159,10 @@ def compare(
 ) -> Comparison:
     """Several methods, layers and classes on one image: one forward pass and one backward pass a class for all that can share.
 
-    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules; None:
-    the last layer with spatial extent. `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see
-    Explainer. `leave_out`: a method that has no answer for this model is left out, with a warning; else it is an error.
-    `watch`: told which methods work next.
+    `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules, all
+    of them at once for a method that makes one map of several, as RefineCAM; None: the last layer with spatial extent.
+    `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see Explainer. `leave_out`: a method that has
+    no answer for this model is left out, with a warning; else it is an error. `watch`: told which methods work next.
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):
         raise InputError(
@@ -216,12 +234,14 @@ class _Clock:
 def _tools(
     model: nn.Module, method: Method, layers: Sequence[str | nn.Module] | None, settings: dict[str, Any]
 ) -> list[Explainer]:
-    """A method at each layer; once where it has no layer to choose, or comes ready made."""
+    """A method at each layer; once where it has no layer to choose, takes them all, or comes ready made."""
     if isinstance(method, Explainer):
         return [method]
     kind = kind_of(method)
     known = signature(kind).parameters
     given = {name: value for name, value in settings.items() if name in known}
+    if layers is not None and takes_layers(kind):
+        return [kind(model, **{"layers": list(layers), **given})]
     if layers is None or "layer" not in known:
         return [kind(model, **given)]
     return [kind(model, **{"layer": layer, **given}) for layer in layers]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.base import Explainer, Maps, register
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
-from camscope.explainers.scope import checked_finite
+from camscope.explainers.masks import smoothed
+from camscope.explainers.scope import checked_finite, full_precision
 from camscope.targets import Score
 
 
@@ -81,7 +81,7 @@ class CentreGaussian(Control):
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S): 1 in the middle."""
-        exponent = x.new_zeros((), dtype=_at_least_float32(x))
+        exponent = full_precision(x.new_zeros(()))
         for axis, size in enumerate(x.shape[2:]):
             offsets = (torch.arange(size, device=x.device, dtype=exponent.dtype) + 0.5) / size - 0.5
             squares = (offsets / self.sigma).square() / 2
@@ -107,32 +107,19 @@ class EdgeDetector(Control):
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S)"""
-        grey = x.to(_at_least_float32(x)).mean(1)
+        grey = full_precision(x).mean(1)
         axes = range(1, grey.ndim)
         heat = torch.stack([_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
         for axis in axes:
-            heat = _smoothed(heat, axis, self.smoothing * heat.shape[axis])
-        return heat
+            sigma = self.smoothing * heat.shape[axis]
+            heat = smoothed(heat, axis, sigma, math.ceil(3 * sigma), "replicate")
+        return heat.contiguous()
 
 
 def _central_difference(values: Tensor, axis: int) -> Tensor:
     places = torch.arange(values.shape[axis], device=values.device)
     after, before = (places + 1).clamp(max=len(places) - 1), (places - 1).clamp(min=0)
     return (values.index_select(axis, after) - values.index_select(axis, before)) / 2
-
-
-def _smoothed(values: Tensor, axis: int, sigma: float) -> Tensor:
-    """The same shape: means along one axis under a Gaussian of so many cells, cut at 3 sigma."""
-    reach = math.ceil(3 * sigma)
-    steps = torch.arange(-reach, reach + 1, device=values.device, dtype=values.dtype)
-    kernel = torch.exp(-(steps / sigma).square() / 2) if sigma > 0 else torch.ones_like(steps)
-    rows = values.movedim(axis, -1)
-    lines = F.pad(rows.reshape(-1, 1, rows.shape[-1]), (reach, reach), mode="replicate")
-    return F.conv1d(lines, (kernel / kernel.sum())[None, None]).view(rows.shape).movedim(-1, axis).contiguous()
-
-
-def _at_least_float32(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _expect_a_length(setting: str, value: float, above: float = -math.inf) -> None:

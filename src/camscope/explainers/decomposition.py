@@ -4,6 +4,8 @@ A singular vector has no sign of its own. Where no class is asked for, the map i
 is most active: its inner product with Σ_k A_k² is not negative.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ class EigenCAM(LayerExplainer):
     """
 
     name, paper = "eigencam", "arXiv:2008.00299"
+    class_specific: ClassVar[bool] = False
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""
@@ -61,6 +64,7 @@ class KPCACAM(LayerExplainer):
     """
 
     name, paper = "kpcacam", "arXiv:2410.00267"
+    class_specific: ClassVar[bool] = False
     kernel: str = "sigmoid"
     gamma: float | None = None
 
@@ -108,6 +112,7 @@ class FEM(LayerExplainer):
     """
 
     name, paper = "fem", "doi:10.1109/IPTA50016.2020.9286629"
+    class_specific: ClassVar[bool] = False
     k: float = 2.0
 
     def __post_init__(self) -> None:

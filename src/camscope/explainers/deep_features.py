@@ -16,7 +16,7 @@ from camscope.explainers.features import Features
 from camscope.explainers.inputs import Item
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.passes import Pass
-from camscope.explainers.scope import calm, checked_input, precisely, prepared, survey
+from camscope.explainers.scope import calm, checked_input, expect_count, precisely, prepared, survey
 from camscope.explanation import Floats, Pixels
 from camscope.geometry import Placement
 from camscope.targets import EveryClass
@@ -37,7 +37,7 @@ class DeepFeatureFactorization(LayerExplainer):
     """
 
     name, paper = "dff", "arXiv:1806.10206"
-    forwards: ClassVar[str] = "2 + 1 + concepts rests"
+    forwards: ClassVar[str] = "4 + concepts rests"
     runs_model: ClassVar[bool] = True
     concepts: int = 5
     sweeps: int = 200
@@ -46,11 +46,9 @@ class DeepFeatureFactorization(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.concepts < 1 or self.sweeps < 1 or not self.tolerance >= 0:
-            raise InputError(
-                f"concepts={self.concepts}, sweeps={self.sweeps}, tolerance={self.tolerance}: expected one concept and one "
-                f"sweep at least, and a tolerance of 0 or more"
-            )
+        expect_count(concepts=self.concepts, sweeps=self.sweeps, batch_size=self.batch_size)
+        if not self.tolerance >= 0:
+            raise InputError(f"tolerance={self.tolerance}: expected 0 or more")
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""
@@ -66,6 +64,8 @@ class DeepFeatureFactorization(LayerExplainer):
     def factorise(self, images: Any) -> Concepts:
         """One image, or a list of images of one input size -> the concepts that they share, the largest share first."""
         items = [self._read(image) for image in (images if isinstance(images, list | tuple) else [images])]
+        if not items:
+            raise InputError("no images: factorise takes one at least")
         sizes = sorted({tuple(item.x.shape) for item in items})
         if len(sizes) != 1:
             raise InputError(f"{len(items)} images of the input sizes {sizes}; factorise takes images of one size")
@@ -74,9 +74,12 @@ class DeepFeatureFactorization(LayerExplainer):
     def _together(self, items: Sequence[Item]) -> Concepts:
         """One pass for every few images, one factorisation of them all."""
         known = survey(self.model)
-        with calm(known, self.mode), precisely(self.precision, known):
+        with calm(known, self.mode), precisely(self.precision, known) as casts:
             x = prepared(checked_input(torch.stack([item.x for item in items]), known), self.precision)
-            pages = [self._page(EveryClass(known.model, categories=self.categories), part) for part in x.split(AT_ONCE)]
+            pages = [
+                self._page(EveryClass(known.model, categories=self.categories, around=casts), part)
+                for part in x.split(AT_ONCE)
+            ]
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])
             joint = self._factorised(matrix.flatten(0, 1)[None])
             maps, vectors = joint.maps[0].unflatten(0, matrix.shape[:2]), joint.vectors.expand(len(x), -1, -1)

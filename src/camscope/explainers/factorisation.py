@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from camscope.explainers.principal import units
+
 EVERY = 10  # sweeps between two looks at the error
 NO_ROOT = 1e-13  # an eigenvalue this small beside the largest is rounding
 
@@ -80,7 +82,7 @@ def _halves(full: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     larger = _length(plus[0]) * _length(plus[1]) >= _length(minus[0]) * _length(minus[1])
     left, right = (torch.where(larger, up, down) for up, down in zip(plus, minus, strict=True))
     root = (_length(left) * _length(right)).sqrt()  # of the pair's weight: each factor carries half of it
-    return root * _unit(left), (root * _unit(right)).mT
+    return root * units(left), (root * units(right)).mT
 
 
 def _missing(full: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def _missing(full: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
 def _ordered(maps: Tensor, vectors: Tensor, error: Tensor) -> Factors:
     """Lengths go into the maps; the part that holds most of the matrix comes first."""
     length = vectors.norm(dim=2)
-    maps, vectors = maps * length[:, None], _unit(vectors.mT).mT
+    maps, vectors = maps * length[:, None], units(vectors.mT).mT
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)
     maps = maps.gather(2, order[:, None].expand_as(maps))
     return Factors(maps, vectors.gather(1, order[..., None].expand_as(vectors)), error)
@@ -101,8 +103,3 @@ def _ordered(maps: Tensor, vectors: Tensor, error: Tensor) -> Factors:
 def _length(columns: Tensor) -> Tensor:
     length: Tensor = columns.norm(dim=1, keepdim=True)
     return length
-
-
-def _unit(columns: Tensor) -> Tensor:
-    length = _length(columns)
-    return torch.where(length > 0, columns / length, 0)

@@ -64,6 +64,8 @@ class Features:
         versions: Callable[[slice], tuple[Tensor, Tensor]],
         read: Callable[[object, int, Tensor], Tensor],
     ) -> Tensor:
+        self.score.expect_companions(self.x)
+
         def run(part: slice) -> Tensor:
             inputs, owners = versions(part)
             return read(self.score.forward(inputs, owners), len(inputs), owners).detach()
@@ -71,7 +73,7 @@ class Features:
         return in_chunks(count, self._copies(self.widths.whole), run).to(self.values)
 
     def scores_with(self, count: int, versions: Versions) -> Tensor:
-        """(count,): the scores of so many other activations at the layer; what comes before it sees each piece once.
+        """(count,): the scores of so many other activations at the layer; what comes before it runs once where it can.
 
         `versions`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,).
         """

@@ -28,7 +28,8 @@ class Fused(Wrapper):
 
     Each map is cut at zero and divided by its maximum, brought to the finest grid, then cell by cell: `how` "max" keeps
     what any of them saw (Jiang et al. 2021, section III-C), "mean" what they have in common, "product" what all saw. A
-    map without positive evidence is zero. LayerCAM as its paper fuses it, fine and sure at once:
+    map without positive evidence is zero. LayerCAM by the maximum, fine and sure at once; its paper is reported to
+    scale the maps of shallow stages first, to tanh(2 M / max M), which is left out:
 
         Fused.of(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
     """
@@ -38,6 +39,10 @@ class Fused(Wrapper):
     def __init__(self, explainers: Sequence[Explainer], how: How = "max") -> None:
         if isinstance(explainers, Explainer) or not explainers:
             raise InputError("nothing to fuse: pass a list of explainers, or Fused.of(explainer, layers)")
+        if any(isinstance(one, str | nn.Module) for one in explainers):
+            raise InputError(
+                "Fused takes a list of explainers; for one method at several layers, Fused.of(explainer, layers)"
+            )
         expect_one_of("how", how, *HOW)
         super().__init__(*explainers)
         self.explainers, self.how = tuple(explainers), how
@@ -46,7 +51,7 @@ class Fused(Wrapper):
     def of(cls, explainer: Explainer, layers: Sequence[str | nn.Module], how: How = "max") -> Self:
         """One method, with all its settings, at several layers."""
         if not isinstance(explainer, LayerExplainer):
-            raise InputError(f"{explainer!r} does not look at one layer; wrap what is fused: Augmented(Fused.of(…))")
+            raise InputError(_no_layer(explainer))
         if isinstance(layers, str):
             raise InputError(f"Fused.of takes a list of layers; for one, [{layers!r}]")
         return cls([replace(explainer, layer=layer) for layer in layers], how)
@@ -58,6 +63,19 @@ class Fused(Wrapper):
 
     def _round(self, inner: Sequence[Explainer]) -> Self:
         return type(self)(inner, self.how)
+
+
+def _no_layer(given: object) -> str:
+    """Why it cannot be put at several layers, and what can."""
+    if not isinstance(given, Explainer):
+        return f"Fused.of takes an explainer and its layers, as Fused.of(GradCAM(model), layers); {given!r:.80} came instead"
+    if not isinstance(given, Wrapper):
+        return f"{given!r} has no one layer to choose: Fused.of takes a method that has, as GradCAM(model)"
+    if isinstance(given, Fused):
+        return f"{given!r} is of several layers already"
+    return (
+        f"{given!r} does not look at one layer; wrap what is fused: {type(given).__name__}(Fused.of(explainer, layers))"
+    )
 
 
 def together(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:

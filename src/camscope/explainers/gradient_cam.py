@@ -49,14 +49,20 @@ class GradCAMPlusPlus(CAM):
 
 @register
 class XGradCAM(CAM):
-    """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020); 0 where Σ A is."""
+    """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020), 0 where Σ A is.
+
+    Made for layers after a ReLU: where a channel has both signs its sum may be small beside its cells, and the weight
+    large. A sum that is rounding, as all are behind an instance norm, is 0: one whose terms have cancelled to two thirds
+    of their digits.
+    """
 
     name, paper = "xgradcam", "arXiv:2008.02312"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """(N,K,1)"""
         total = activation.sum(SPACE, keepdim=True)
-        return torch.where(total != 0, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
+        rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * activation.abs().sum(SPACE, keepdim=True)
+        return torch.where(total.abs() > rounding, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
 
 
 @register

@@ -10,7 +10,7 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers.base import register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.features import Features
-from camscope.explainers.scope import expect_one_of
+from camscope.explainers.scope import expect_count, expect_one_of, full_precision
 from camscope.targets import Score, class_scores
 
 
@@ -36,8 +36,7 @@ class SmoothGradCAMPlusPlus(WeightedChannels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples < 1:
-            raise InputError(f"samples={self.samples}: expected a number of noisy inputs, 1 or more")
+        expect_count(samples=self.samples)
         if not 0 <= self.sigma < float("inf"):
             raise InputError(f"sigma={self.sigma}: expected a part of the input's range, 0 or more, such as 0.15")
 
@@ -78,8 +77,7 @@ class FinerCAM(CAM):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.references < 1:
-            raise InputError(f"references={self.references}: expected a number of classes to compare with, 1 or more")
+        expect_count(references=self.references)
         if not -float("inf") < self.gamma < float("inf"):
             raise InputError(f"gamma={self.gamma}: expected a finite number such as 0.6")
 
@@ -136,8 +134,10 @@ class ShapleyCAM(WeightedChannels):
 def _classes(method: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
     """Logits (N,K) and classes (N,) of a question that is about one class of several, else a TargetError."""
     if score.classes is None:
-        raise TargetError(f"{method} sets a class against the others: pass a class, not a callable; or use gradcam")
+        raise TargetError(
+            f"{method} sets a class against the others: pass a class, neither a difference nor a callable; or use gradcam"
+        )
     logits = class_scores(output)
     if logits.shape[1] < 2:
         raise TargetError(f"{method} sets a class against the others: this model has one output; use gradcam")
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), score.classes
+    return full_precision(logits), score.classes

@@ -10,7 +10,7 @@ from camscope.explainers.cam import SPACE
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.masks import blurred, enlarged, extent
-from camscope.explainers.scope import expect_positive
+from camscope.explainers.scope import expect_count
 
 SIGMA, REACH = 50 / 224, 25 / 224  # of an axis: the authors' blur of 51 x 51 pixels for inputs of 224
 FAINT = 0.7  # of a mask's cells: the authors' threshold is the 70th percentile
@@ -37,7 +37,7 @@ class GroupCAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(groups=self.groups, batch_size=self.batch_size)
+        expect_count(groups=self.groups, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -67,6 +67,10 @@ class LayerExplainer(Explainer):
         """The maps of several scores from one forward pass, one backward pass each."""
         return [one() if callable(one) else one for one in LayerExplainer.maps_of([self], x, scores)[0]]
 
+    def settled(self, x: Tensor, score: Score) -> Explainer:
+        """The same method at the layer that it chooses for this input."""
+        return self if self.layer is not None else replace(self, layer=self._choose(x, score))
+
     @property
     def company(self) -> Hashable:
         """Methods share a pass, whatever their layers."""
@@ -90,10 +94,15 @@ class LayerExplainer(Explainer):
         return made
 
     def _maps(self, features: Features) -> Maps:
-        zero = None if features.found is None else features.found.flatten(1).abs().amax(1) == 0
-        chosen = () if self.layer is not None else (f"layer {features.layer!r} was chosen",)
         heat = self.combine(features)
-        return Maps(heat, features.layer, features.layout, zero, (*chosen, *features.notes, *features.remarks))
+        zero = None
+        if features.found is not None:  # a method that asks of other inputs too may find something all the same
+            zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
+        notes = [f"layer {features.layer!r} was chosen"] if self.layer is None else []
+        notes += [*features.notes, *features.remarks]
+        if self.runs_model and any(module.training for module in features.score.model.modules()):
+            notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
+        return Maps(heat, features.layer, features.layout, zero, tuple(notes))
 
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.

@@ -1,10 +1,13 @@
 """Masks made of a layer's channels: (R,*s) -> (R,*S), any number of spatial axes, everything on the input's device."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.explainers.grids import on_grid
+from camscope.explainers.scope import full_precision
 
 
 def enlarged(maps: Tensor, x: Tensor) -> Tensor:
@@ -26,11 +29,11 @@ def stretched(masks: Tensor) -> Tensor:
 
 
 def leading(activation: Tensor, top: int | None) -> Tensor:
-    """(N,K,*s) -> (N,K) bool: the `top` channels of each sample whose standard deviation over space is largest."""
+    """(N,K,*s) -> (N,K) bool: the `top` channels of each sample that are strongest: whose mean size over space is largest."""
     flat = activation.flatten(2)
     if top is None or top >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
-    best = flat.std(-1, correction=0).topk(top, dim=1).indices
+    best = flat.abs().mean(-1).topk(top, dim=1).indices
     return torch.zeros_like(flat[..., 0], dtype=torch.bool).scatter_(1, best, True)
 
 
@@ -45,14 +48,18 @@ def blurred(x: Tensor, sigma: float, reach: float) -> Tensor:
 
     Beyond the border the input is mirrored. Computed in float32 at least, also under autocast.
     """
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = full_precision(x)
     with torch.autocast(x.device.type, enabled=False):
         for axis in range(2, x.ndim):
             cells = x.shape[axis]
-            radius = min(max(1, round(reach * cells)), cells - 1)
-            steps = torch.arange(-radius, radius + 1, dtype=wide.dtype, device=x.device)
-            bell = (-0.5 * (steps / (sigma * cells)) ** 2).exp()
-            lines = wide.movedim(axis, -1)
-            rows = F.pad(lines.reshape(-1, 1, cells), (radius, radius), mode="reflect")
-            wide = F.conv1d(rows, (bell / bell.sum())[None, None]).view(lines.shape).movedim(-1, axis)
+            wide = smoothed(wide, axis, sigma * cells, min(max(1, round(reach * cells)), cells - 1), "reflect")
     return wide.to(x.dtype)
+
+
+def smoothed(values: Tensor, axis: int, sigma: float, reach: int, border: Literal["reflect", "replicate"]) -> Tensor:
+    """The same shape: means along one axis under a Gaussian of so many cells, cut off beyond `reach` of them."""
+    steps = torch.arange(-reach, reach + 1, dtype=values.dtype, device=values.device)
+    bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
+    lines = values.movedim(axis, -1)
+    rows = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode=border)
+    return F.conv1d(rows, (bell / bell.sum())[None, None]).view(lines.shape).movedim(-1, axis)

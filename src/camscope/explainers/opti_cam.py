@@ -10,7 +10,7 @@ from camscope.explainers.base import register
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.masks import enlarged, stretched, varying
-from camscope.explainers.scope import expect_positive
+from camscope.explainers.scope import expect_count, expect_positive
 from camscope.hooks.checkpoint import plain_checkpoints
 
 KEPT = 0.9, 0.999  # of Adam's running means of the gradient and of its square, at each step
@@ -35,7 +35,8 @@ class OptiCAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(steps=self.steps, learning_rate=self.learning_rate)
+        expect_count(steps=self.steps)
+        expect_positive(learning_rate=self.learning_rate)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

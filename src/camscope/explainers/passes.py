@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
-from camscope.explainers.scope import OnNonFinite, checked_finite
+from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
 from camscope.hooks.base import find_layer, find_layers
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
@@ -57,6 +57,10 @@ class Pass(ExitStack):
         super().__enter__()
         try:
             self._run()
+            if self._several and not self._graph:
+                self.close()
+                self._graph = True
+                self._run()
         except BaseException:
             self.close()
             raise
@@ -67,7 +71,7 @@ class Pass(ExitStack):
         for g, group in enumerate(self._groups):
             values = self._values[i][g]
             last = (i, g) == (len(self._scores) - 1, len(self._groups) - 1)
-            wanted = any(self._tools[t].needs_gradient for t in group)
+            wanted = self._several or any(self._tools[t].needs_gradient for t in group)
             layers = list(dict.fromkeys(self._layers[t] for t in group))
             gradients = self._gradients(values, layers, last) if wanted else {}
             for t in group:
@@ -87,6 +91,8 @@ class Pass(ExitStack):
             if again:
                 self._widths = around.enter_context(measured(model, find_layers(model, again)))
             output = self._tap.run(lambda: scores[0].forward(self._x))
+        # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
+        self._several = first.call is None and any(len(calls) > 1 for calls in self._tap.calls.values())
         # all questions are checked before any backward
         self._values = [[self._tools[g[0]].values(s, output, len(self._x)) for g in self._groups] for s in scores]
         every = [values for row in self._values for values in row]
@@ -97,14 +103,14 @@ class Pass(ExitStack):
         tap, keep = self._tap, not last or self._curved
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)
-        gradients = {name: _full(_reached(tap, name)) for name in layers}
+        gradients = {name: full_precision(_reached(tap, name)) for name in layers}
         for boost in HALF_PRECISION_BOOSTS[1:] if half else ():
             lost = {name: ~gradient.flatten(1).any(1) for name, gradient in gradients.items()}
             if not any(bool(rows.any()) for rows in lost.values()):
                 break
             tap.backward(values.sum() * boost, retain_graph=True)
             for name, rows in lost.items():
-                boosted = _full(_reached(tap, name)) / boost
+                boosted = full_precision(_reached(tap, name)) / boost
                 found = rows & boosted.flatten(1).isfinite().all(1)
                 gradients[name] = torch.where(found.view(-1, *[1] * (boosted.ndim - 1)), boosted, gradients[name])
         return gradients
@@ -126,7 +132,7 @@ class Pass(ExitStack):
             values=values.detach(),
             layout=layout,
             to_maps=to_maps,
-            found=None if gradient is None else to_maps(gradient),
+            found=to_maps(gradient) if gradient is not None and tool.needs_gradient else None,
             again=partial(_again, tool, layer, self._scores[i]),
             curvature=(lambda: to_maps(_curvature(values, call.activation))) if tool.second_order else _unknown,
             output=tool.output,
@@ -143,7 +149,7 @@ class Pass(ExitStack):
             output = call.activation.detach()
             checked_finite(f"the activation of layer {layer!r}", output, tool.on_nonfinite)
             layout, to_maps = _layout(tool, layer, output, self._x, self._scores[0])
-            self._shapes[key] = to_maps(_full(output)), layout, to_maps
+            self._shapes[key] = to_maps(full_precision(output)), layout, to_maps
         return self._shapes[key]
 
 
@@ -193,9 +199,4 @@ def _curvature(values: Tensor, activation: Tensor) -> Tensor:
         return torch.zeros_like(activation)
     product = (gradient * activation.detach()).sum()
     (curved,) = torch.autograd.grad(product, activation, retain_graph=True, allow_unused=True)
-    return _full(torch.zeros_like(activation) if curved is None else curved.detach())
-
-
-def _full(values: Tensor) -> Tensor:
-    """At least float32: pooling and sums in half precision lose what they add up."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return full_precision(torch.zeros_like(activation) if curved is None else curved.detach())

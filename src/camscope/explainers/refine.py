@@ -74,6 +74,10 @@ class RefineCAM(Explainer):
             chosen = f"layer {layers[0]!r} was chosen: the model has one resolution, and nothing refines it"
         return [replace(one, notes=(chosen, *one.notes)) for one in made]
 
+    def settled(self, x: Tensor, score: Score) -> Explainer:
+        """The same product, of the layers that it finds for this input."""
+        return self if self.layers is not None else replace(self, layers=self._stages(x, score))
+
     def _stages(self, x: Tensor, score: Score) -> list[str]:
         """The last layers of the resolutions, the finest first: known for as long as the model is built the same."""
         deepest, model = self._base._choose(x, score), score.model

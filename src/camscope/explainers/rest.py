@@ -12,6 +12,7 @@ from torch import Tensor
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, copies_within_memory, in_chunks
 from camscope.hooks.branch import branched
+from camscope.hooks.replay import Replay
 from camscope.targets import Score
 
 SAME = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
@@ -73,7 +74,16 @@ class Rest:
 
     @cached_property
     def _way(self) -> str:
-        return next((way for way in ("together", "apart", "whole") if self._keeps_apart(way)), "batch")
+        return next((way for way in ("together", "apart", "whole") if self._works(way)), "batch")
+
+    def _works(self, way: str) -> bool:
+        """A way that keeps samples apart; where its later passes are replayed, one of those must do so too."""
+        once = way != "together"
+        return self._keeps_apart(way) and (once or not self._replay.remembers or self._keeps_apart(way))
+
+    @cached_property
+    def _replay(self) -> Replay:
+        return Replay(self.score.model, self.layer, self.call)
 
     def _keeps_apart(self, way: str) -> bool:
         """Whether each sample keeps its score between rows whose activation is zero; they are of an odd number.
@@ -92,7 +102,7 @@ class Rest:
             scores = self._in_pieces(way, len(places), every_other_blank, partial(self._pass, way, self.score.read))
         except Exception:
             return False
-        allowed = SAME.get(self.values.dtype, 1e-4) * (1 + float(self.values.abs().max()))
+        allowed = SAME.get(self.score.dtype, 1e-4) * (1 + float(self.values.abs().max()))
         return bool(((scores[1::2] - self.values).abs() <= allowed).all())
 
     def _in_pieces(self, way: str, count: int, versions: Versions, run: Callable[[Change, Tensor], Tensor]) -> Tensor:
@@ -114,7 +124,8 @@ class Rest:
         """(R,): what is read of the rows after one forward pass."""
         rows = torch.arange(len(owners), device=owners.device)
         if way == "together":
-            return self._forward(self.x, None, owners, change, read, owners)
+            with self._replay:
+                return self._forward(self.x, None, owners, change, read, owners)
         if way == "apart":
             return self._forward(self.x.index_select(0, owners[:1]), owners[:1], rows * 0, change, read, owners)
         if way == "whole":

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import numbers
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,6 +20,7 @@ from camscope.hooks.base import autocast_uncached, evaluating, unwrap
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
+Casts = Callable[[], AbstractContextManager[None]]
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 
@@ -70,12 +73,26 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
 
 
 @contextmanager
-def precisely(precision: Precision | None, known: Survey) -> Iterator[None]:
-    """Autocast to bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted."""
+def precisely(precision: Precision | None, known: Survey) -> Iterator[Casts]:
+    """Autocast is off, so that a method's own arithmetic is exact; what is yielded brings it back for the model's.
+
+    It is the caller's own autocast, or bfloat16 on the model's devices under `"bf16"`; nothing of the model is converted.
+    """
     kinds = {device.type for device in known.devices} or {"cpu"}
+    dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    if precision == "bf16":
+        dtypes = dict.fromkeys(kinds, torch.bfloat16)
     with ExitStack() as scope:
-        for kind in kinds if precision == "bf16" else ():
-            scope.enter_context(torch.autocast(kind, torch.bfloat16, cache_enabled=False))
+        for kind in dtypes:
+            scope.enter_context(torch.autocast(kind, enabled=False))
+        yield partial(_cast, dtypes)
+
+
+@contextmanager
+def _cast(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+    with ExitStack() as scope:
+        for kind, dtype in dtypes.items():
+            scope.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
         yield
 
 
@@ -93,11 +110,20 @@ def expect_one_of(setting: str, value: object, *words: object) -> None:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
 
 
-def expect_positive(**settings: float | None) -> None:
+def expect_positive(**settings: object) -> None:
     """An InputError unless each setting is a positive number; None stands for one that is left out."""
     for name, value in settings.items():
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
             raise InputError(f"{name}={value!r}: expected a positive number")
+
+
+def expect_count(**settings: object) -> None:
+    """An InputError unless each setting is a whole number, 1 or more; None stands for one that is left out."""
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+            raise InputError(f"{name}={value!r}: expected a whole number, 1 or more")
 
 
 def checked_input(x: Tensor, known: Survey) -> Tensor:
@@ -116,6 +142,11 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
         places = ", ".join(map(str, known.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
     return usable(x).detach()
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """At least float32: pooling and sums in half precision lose what they add up."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def usable(value: Tensor) -> Tensor:

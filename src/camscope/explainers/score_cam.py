@@ -15,7 +15,7 @@ from camscope.explainers.base import register
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.masks import enlarged, leading, stretched, varying
-from camscope.explainers.scope import expect_one_of, expect_positive
+from camscope.explainers.scope import expect_count, expect_one_of, expect_positive
 
 Masking = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -25,7 +25,7 @@ class MaskedScores(WeightedChannels):
     """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `masking`.
 
     The papers subtract the score of an empty input, which cancels in the softmax. A constant channel shows nothing: the
-    same empty mask serves all of a sample's. `top`: only so many channels, those that vary most; the others weigh
+    same empty mask serves all of a sample's. `top`: only so many channels, the strongest on average; the others weigh
     nothing (an approximation). `batch_size`: masked inputs in one pass; None: as many as fit into memory.
     """
 
@@ -35,7 +35,7 @@ class MaskedScores(WeightedChannels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(top=self.top, batch_size=self.batch_size)
+        expect_count(top=self.top, batch_size=self.batch_size)
 
     @property
     def turns(self) -> int:
@@ -120,7 +120,8 @@ class SSCAM(MaskedScores):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(samples=self.samples, sigma=self.sigma)
+        expect_count(samples=self.samples)
+        expect_positive(sigma=self.sigma)
         expect_one_of("noise", self.noise, "map", "input")
 
     @property
@@ -157,7 +158,7 @@ class ISCAM(MaskedScores):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(samples=self.samples)
+        expect_count(samples=self.samples)
 
     @property
     def turns(self) -> int:

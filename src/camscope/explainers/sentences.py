@@ -12,12 +12,17 @@ def sentences(coincidences: Sequence[Coincidence], methods: Mapping[int, str], q
     """
     said: dict[tuple[tuple[str, ...], str, str], list[Coincidence]] = {}
     for group in coincidences:
-        words = _in_words(group, [methods[id(one)] for one in group.explanations])
+        words = _in_words(group, [_quoted(methods[id(one)]) for one in group.explanations])
         said.setdefault(words, []).append(group)
     return tuple(
         f"{_listed(names)} are one map{where}{_of(groups, questions)}: {why}{_below(names, groups)}"
         for (names, where, why), groups in said.items()
     )
+
+
+def _quoted(name: str) -> str:
+    """`'gradcam, denoised'`: a wrapper's title has a comma of its own, and stands in a list."""
+    return f"'{name}'" if "," in name else name
 
 
 def _in_words(group: Coincidence, methods: Sequence[str]) -> tuple[tuple[str, ...], str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from camscope.errors import ModelError
 from camscope.explainers.biases import Bias, Watch
 from camscope.explainers.grids import on_grid
-from camscope.explainers.scope import OnNonFinite, checked_finite
+from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
 from camscope.hooks.base import autocast_uncached
 from camscope.hooks.checkpoint import plain_checkpoints
 from camscope.targets import Score
@@ -61,14 +61,14 @@ class Shares:
     def add_input(self, gradient: Tensor) -> None:
         """Take in the gradient (N,C,*S) at the input."""
         checked_finite("the gradient at the input", gradient, self.method.on_nonfinite)
-        values = _full(gradient) * self.x
+        values = full_precision(gradient) * self.x
         self.input += values.flatten(1).sum(1)
         self._draw(values, gradient)
 
     def add(self, bias: Bias, gradient: Tensor) -> None:
         """Take in the gradient at the output to which a bias was added."""
         checked_finite(f"the gradient at {bias.layer}", gradient, self.method.on_nonfinite)
-        gradient = _full(gradient).movedim(bias.samples, 0)
+        gradient = full_precision(gradient).movedim(bias.samples, 0)
         values = self.method.term(gradient, bias)
         maps = bias.maps(values, self.x)
         placed = 0 if maps is None else maps.flatten(1).sum(1)
@@ -89,7 +89,7 @@ class Shares:
         return torch.stack([on_grid(maps, size) for maps in self.grids.values()]).sum(0)
 
     def _draw(self, values: Tensor, gradient: Tensor) -> None:
-        drawn, some = stretched(values)
+        drawn, some = sum_of_stretched(values)
         if not bool(some.all()):  # a share may be zero where the gradient is not
             some = gradient.flatten(1).any(1)
         self.reached |= some
@@ -134,7 +134,7 @@ def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, everywhere: b
     every = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
     checked_finite("the score", torch.cat(every), method.on_nonfinite)
     for i, values in enumerate(every):
-        now.append(Shares(leaf.detach(), _full(values.detach()), method))
+        now.append(Shares(leaf.detach(), full_precision(values.detach()), method))
         if not values.requires_grad:
             return None
         more = i + 1 < len(every)
@@ -145,7 +145,7 @@ def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, everywhere: b
     return now
 
 
-def stretched(values: Tensor) -> tuple[Tensor, Tensor]:
+def sum_of_stretched(values: Tensor) -> tuple[Tensor, Tensor]:
     """(N,K,*s) -> (N,*s): Σ_k of |values| from 0 to 1, all channels together; (N,) bool: whether any is not zero.
 
     Constant ones are 0. The channels are summed first, which leaves less to stretch.
@@ -155,8 +155,3 @@ def stretched(values: Tensor) -> tuple[Tensor, Tensor]:
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
     sums = sizes.sum(1) - values.shape[1] * low
     return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
-
-
-def _full(values: Tensor) -> Tensor:
-    """At least float32: sums in half precision lose what they add up."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from camscope.hooks.checkpoint import recomputing
-
 ELEMENTWISE = frozenset(
     {
         *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "threshold"),
@@ -85,8 +83,6 @@ class Rescale(TorchFunctionMode):
         return self._elementwise(name, first, lambda z: func(z, *args[1:], **given))
 
     def _elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        if recomputing():  # a checkpoint wants to see the same tensors kept as in the forward pass, here none
-            return _Passed.apply(z, function(z.detach().clone()), None) if z.requires_grad else function(z)
         place, self._count = self._count, self._count + 1
         if self._noting:
             self._references[place] = name, z.detach().clone()
@@ -124,8 +120,8 @@ class _Passed(torch.autograd.Function):
     """A result worked out already, and what its input's gradient is multiplied by on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, result: Tensor, multiplier: Tensor | None) -> Tensor:
-        ctx.multiplier = multiplier
+    def forward(ctx: Any, z: Tensor, result: Tensor, multiplier: Tensor) -> Tensor:
+        ctx.multiplier = multiplier  # not among the saved tensors: a checkpoint that runs again would miss it there
         return result.clone()
 
     @staticmethod

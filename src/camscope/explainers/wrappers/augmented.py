@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,7 +22,10 @@ class Augmented(Wrapper):
     `flips`: True, the last spatial axis; an axis or several (0 is the first spatial one), in every combination; False.
     `scales`: factors of the input's size, linear, antialiased where it shrinks; the model must take such sizes. Each
     flip comes at each scale. The plain input always counts, comes first and fixes the class; maps of other scales are
-    interpolated linearly onto its grid. What else the model is given stays as it is.
+    interpolated linearly onto its grid. How large a map is may depend on how many cells it has, by the method: so each
+    scale's maps are multiplied by the one number that gives them, over all flips, the mean size of the input's own scale;
+    of flips alone it is the exact mean. A layer that is not named is chosen for the plain input, and serves all views.
+    What else the model is given stays as it is.
     """
 
     name = "augmented"
@@ -30,23 +34,28 @@ class Augmented(Wrapper):
         self, explainer: Explainer, flips: bool | int | Sequence[int] = True, scales: Sequence[float] = (1.0,)
     ) -> None:
         super().__init__(explainer)
+        if not _several(scales, numbers.Real) or not all(math.isfinite(scale) and scale > 0 for scale in scales):
+            raise InputError(f"scales={scales!r}: expected several factors above 0, e.g. (0.75, 1.0, 1.25)")
+        if not isinstance(flips, bool | int) and not _several(flips, int):
+            raise InputError(f"flips={flips!r}: expected True, False, or spatial axes, e.g. 0 or (0, 1)")
         self.explainer, self.flips, self.scales = explainer, flips, tuple(scales)
-        for scale in self.scales:
-            if not (math.isfinite(scale) and scale > 0):
-                raise InputError(f"scales={self.scales}: expected factors above 0, e.g. (0.75, 1.0, 1.25)")
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The mean over all views."""
-        views = self._views(x.ndim - 2)
-        made = [self.explainer.maps(x, scores)]
-        for scale, axes in views:
+        plain = self.explainer.maps(x, scores)
+        flips, tool = self._flips(x.ndim - 2), self.explainer.settled(x, scores[0])
+        rounds = []
+        for scale in dict.fromkeys((1.0, *map(float, self.scales))):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
-            there = self.explainer.maps(resized(x.flip([axis + 2 for axis in axes]), size), scores)
-            made.append([_carried_back(one, axes, plain) for one, plain in zip(there, made[0], strict=True)])
-        return [_mean([row[i] for row in made]) for i in range(len(scores))]
+            views = [plain] if scale == 1 else []
+            for axes in flips[len(views) :]:
+                there = tool.maps(resized(x.flip([axis + 2 for axis in axes]), size), scores)
+                views.append([_carried_back(one, axes, own) for one, own in zip(there, plain, strict=True)])
+            rounds.append(views)
+        return [_mean([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
 
-    def _views(self, rank: int) -> list[tuple[float, tuple[int, ...]]]:
-        """Scale and flipped axes of every view but the plain one."""
+    def _flips(self, rank: int) -> list[tuple[int, ...]]:
+        """Flipped axes of every view, none first."""
         if isinstance(self.flips, bool):
             axes = {rank - 1} if self.flips else set()
         else:
@@ -54,8 +63,12 @@ class Augmented(Wrapper):
             if not all(-rank <= axis < rank for axis in given):
                 raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{rank - 1}")
             axes = {axis % rank for axis in given}
-        every = [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(sorted(axes), count)]
-        return list(itertools.product(dict.fromkeys((1.0, *map(float, self.scales))), every))[1:]
+        return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(sorted(axes), count)]
+
+
+def _several(values: object, kind: type) -> bool:
+    """Whether it is a sequence of such numbers."""
+    return isinstance(values, Sequence) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
 
 
 def _carried_back(maps: Maps, axes: Sequence[int], plain: Maps) -> Maps:
@@ -63,11 +76,21 @@ def _carried_back(maps: Maps, axes: Sequence[int], plain: Maps) -> Maps:
     return replace(maps, heat=on_grid(heat, plain.heat.shape[1:]))
 
 
-def _mean(made: Sequence[Maps]) -> Maps:
-    heat = made[0].heat.clone()
-    for one in made[1:]:
-        heat += one.heat
+def _mean(rounds: Sequence[Sequence[Maps]]) -> Maps:
+    """Of all views; the first of `rounds` are those of the input's own scale."""
+    sums = [torch.stack([one.heat for one in views]).sum(0) for views in rounds]
+    sizes = [torch.stack([_size(one.heat) for one in views]).sum(0) for views in rounds]
+    heat = sums[0]
+    for total, size in zip(sums[1:], sizes[1:], strict=True):
+        heat = heat + total * torch.where(size > 0, sizes[0] / size, 0)
+    made = [one for views in rounds for one in views]
     zeros = [one.zero_gradient for one in made if one.zero_gradient is not None]
     zero = torch.stack(zeros).all(0) if len(zeros) == len(made) else None
     notes = dict.fromkeys(note for one in made for note in one.notes)
-    return replace(made[0], heat=heat / len(made), zero_gradient=zero, notes=(*notes, f"the mean of {len(made)} views"))
+    said = f"the mean of {len(made)} views"
+    return replace(made[0], heat=heat / len(made), zero_gradient=zero, notes=(*notes, said))
+
+
+def _size(heat: Tensor) -> Tensor:
+    """(N,1,..): the mean absolute value of each map."""
+    return heat.abs().mean(tuple(range(1, heat.ndim)), keepdim=True)

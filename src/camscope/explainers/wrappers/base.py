@@ -44,6 +44,10 @@ class Wrapper(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """(N,C,*S) -> a map of each score, made of the inner ones."""
 
+    def settled(self, x: Tensor, score: Score) -> Explainer:
+        """The same wrapper round inner ones that have chosen for this input."""
+        return self._round([one.settled(x, score) for one in self.inner])
+
     def heat(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*s): see `maps`."""
         return self.maps(x, [score])[0].heat

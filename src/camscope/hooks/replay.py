@@ -1,0 +1,123 @@
+"""Replay: of many passes of one input, only the first one runs what comes before a layer."""
+
+import threading
+from collections import Counter
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as everywhere
+
+from camscope.hooks.base import find_layer, unwrap
+from camscope.structure import leaves
+
+LIMIT = 2**28  # bytes that are remembered, the last outputs first
+_lock = threading.Lock()
+
+
+class Replay:
+    """Passes of one input through one model, each under `with replay:`, all in one thread, without gradients.
+
+    The first pass remembers the outputs of the modules beside the path to the layer, and of the layer itself, until its
+    call number `call` is done; later passes are handed them. What changes its input in place, what is changed later on,
+    what has hooks inside, trains or is TorchScript runs again; so does everything in a model that draws random numbers.
+    """
+
+    def __init__(self, model: nn.Module, layer: str | nn.Module, call: int = 0) -> None:
+        name, self._layer = find_layer(unwrap(model), layer)
+        self._last, self._modules = call, _beside(unwrap(model), name)
+        self._outputs: dict[tuple[int, int], tuple[Tensor, int]] = {}  # by module and call: an output and its version
+        self._ready = False
+
+    def __enter__(self) -> Self:
+        self._calls, self._over, self._random = Counter[int](), False, _random_states()
+        with _lock:
+            for module in self._modules:
+                module.__dict__.setdefault("forward", _Shadow(module)).replays[threading.get_ident()] = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        with _lock:
+            for module in self._modules:
+                replays = module.__dict__["forward"].replays
+                del replays[threading.get_ident()]
+                if not replays:
+                    del module.__dict__["forward"]
+        if not self._ready:
+            self._ready = kind is None and self._over and all(map(torch.equal, self._random, _random_states()))
+            room, found = LIMIT, self._outputs if self._ready else {}
+            self._outputs = {}
+            for place, (output, version) in reversed(found.items()):
+                room -= output.nbytes
+                if room >= 0:
+                    self._outputs[place] = output, version
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the next pass is handed anything."""
+        return bool(self._outputs)
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the module's own forward returns, or returned in the first pass."""
+        place = id(module), self._calls[id(module)]
+        self._calls[id(module)] += 1
+        known = self._outputs.get(place) if self._ready and not self._over else None
+        if known and known[0]._version == known[1]:
+            output: Any = known[0]
+        else:
+            given = [leaf for _, leaf in leaves((args, kwargs))]
+            before = list(map(_version, given))
+            output = type(module).forward(module, *args, **kwargs)
+            plain = isinstance(output, Tensor) and not output.requires_grad and not output.is_inference()
+            if not self._ready and not self._over and plain and before == list(map(_version, given)):
+                self._outputs[place] = output, output._version
+        self._over = self._over or (module is self._layer and place[1] == self._last)
+        return output
+
+
+class _Shadow:
+    """Stands before a module's own forward: a thread with a Replay is sent there, any other straight on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.replays = module, dict[int, Replay]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        replay = self.replays.get(threading.get_ident())
+        return (
+            replay.run(self.module, args, kwargs) if replay else type(self.module).forward(self.module, *args, **kwargs)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:  # of a copy that another thread makes of the model meanwhile
+        return {"module": self.module, "replays": {}}
+
+
+def _beside(model: nn.Module, name: str) -> list[nn.Module]:
+    """The layer and the modules beside the path to it that can be replayed; none where the layer cannot."""
+    path, found = [model], list[nn.Module]()
+    for part in name.split(".") if name else []:
+        found += path[-1].children()
+        path.append(path[-1].get_submodule(part))
+    usable = [
+        m for m in dict.fromkeys(found) if m not in path[:-1] and path[-1] not in [*m.modules()][1:] and _is_plain(m)
+    ]
+    inside = {part for module in usable for part in [*module.modules()][1:]}
+    beside = [module for module in usable if module not in inside]
+    copied = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
+    return beside if path[-1] in beside and not (copied or everywhere._has_any_global_hook()) else []
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a call of the module is its class's forward and leaves nothing but its output."""
+    parts = [*module.modules()]
+    # TorchScript has a forward of its own on every instance
+    own = all(isinstance(part.__dict__.get("forward"), _Shadow | None) and not part.training for part in parts)
+    heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])
+    return own and not heard
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _random_states() -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
