@@ -14,26 +14,16 @@ from camscope.explainers import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
-ablation, agreement, by_captum, by_grad_cam, by_torchcam, cases, choices, family, parity, peers, report, score = (
+agreement, by_captum, by_grad_cam, by_torchcam, cases, choices, deviations, parity, peers, report, tools, trained = (
     importlib.import_module(f"benchmarks.{name}")
-    for name in [
-        "ablation",
-        "agreement",
-        "by_captum",
-        "by_grad_cam",
-        "by_torchcam",
-        "cases",
-        "choices",
-        "family",
-        "parity",
-        "peers",
-        "report",
-        "score",
-    ]
+    for name in (
+        *("agreement", "by_captum", "by_grad_cam", "by_torchcam", "cases", "choices", "deviations", "parity", "peers"),
+        *("report", "tool", "trained"),
+    )
 )
-deviations, situations, tools, trained, command, tables = (
+ablation, beside, family, score, situations, tables, command = (
     importlib.import_module(f"benchmarks.{name}")
-    for name in ("deviations", "situations", "tool", "trained", "__main__", "tables")
+    for name in ("ablation", "beside", "family", "score", "situations", "tables", "__main__")
 )
 Figure, OURS = report.Figure, report.OURS
 
@@ -130,7 +120,7 @@ def test_other_toolkits_are_run_for_the_same_method_with_ours_scaled_as_they_sca
         raise tools.NotOfferedError(method)
 
     monkeypatch.setattr(peers, "TOOLS", {OURS: peers.camscope, "other": other, "none": none})
-    row = importlib.import_module("benchmarks.beside").beside_peers(tiny(), "layercam", 1, section="family", work="w")
+    row = beside.beside_peers(tiny(), "layercam", 1, section="family", work="w")
     figures = {figure.tool: figure for figure in row}
     assert set(seen) == {"layercam"}
     assert figures["other"].correlation == pytest.approx(1)
