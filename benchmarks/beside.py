@@ -1,5 +1,6 @@
 """One method by every toolkit on one case: what each took, and how far its maps are from camscope's."""
 
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from benchmarks.tool import NotOfferedError
 
 FORWARD = "forward"
 WARM_UP = 2
+LONG, FEW_ROUNDS = 3.0, 3  # seconds of a round from which on there are only so many
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ def beside_peers(
     found: dict[str, Agreement] = {}
     notes: dict[str, str] = {}
     ours: Tensor | None = None
+    begin = time.perf_counter()
     for name in peers.TOOLS:
         try:
             with peers.open_tool(name, case, method) as tool:
@@ -41,6 +44,8 @@ def beside_peers(
                 found[name] = agreement(heat, tool.finish(ours)) if ours is not None and not alone else Agreement()
         except Exception as error:
             notes[name] = reason(error)
+    if time.perf_counter() - begin > LONG:
+        rounds, warm_up = min(rounds, FEW_ROUNDS), 1
     spreads, forward = timed(case, {name: _with_tool(name, case, method) for name in found}, rounds, warm_up - 1)
     if ours is not None and (blank := empty(ours)):
         work += f", {blank} of {len(ours)} maps without evidence"

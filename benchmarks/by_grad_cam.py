@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.cases import Case
-from benchmarks.tool import NotOfferedError, Tool, channels_first, offered, setting
+from benchmarks.tool import NotOfferedError, Tool, channels_first, offered, setting, stages
 
 NAMES = {
     "gradcam": "GradCAM",
@@ -59,7 +59,7 @@ def opened(case: Case, method: str) -> Iterator[Tool]:
         yield Tool(call, heat, finish(case) if method in ENLARGED else _same, drawn=method == "randomcam")
     finally:
         for part in parts:
-            part.activations_and_grads.release()
+            _release(part.activations_and_grads)
         case.model.zero_grad(set_to_none=True)  # it leaves gradients on every parameter
 
 
@@ -87,8 +87,15 @@ def _settings(case: Case, method: str) -> dict[str, Any]:
 def _layers(case: Case, method: str) -> list[Any]:
     if method == "fullgrad":
         return []  # it takes every layer with a bias
-    names = setting(case, method, "layers", None) if method == "refinecam" else None
-    return [case.model.get_submodule(str(name)) for name in names or [case.layer]]
+    return [case.model.get_submodule(name) for name in (stages(case) if method == "refinecam" else [case.layer])]
+
+
+def _release(kept: Any) -> None:
+    """Its own `release` detaches in place, which views of tokens do not bear."""
+    for handle in kept.handles:
+        handle.remove()
+    for held in (kept.handles, kept.activations, kept.gradients):
+        held.clear()
 
 
 def _noting(cam: Any) -> list[Any]:
@@ -107,28 +114,29 @@ def _noting(cam: Any) -> list[Any]:
 @contextmanager
 def _factors(cls: Any, case: Case) -> Iterator[Tool]:
     """Its concepts come in no order that another factorisation would have: nothing to compare cell by cell."""
-    components = setting(case, "dff", "components", 5)
+    components = setting(case, "dff", "concepts", 5)
     cam = cls(case.model, case.module, channels_first(case))
     try:
         yield Tool(lambda: cam(case.x, components), lambda found: torch.as_tensor(found[1][0]), drawn=True)
     finally:
-        cam.activations_and_grads.release()
+        _release(cam.activations_and_grads)
 
 
 def finish(case: Case) -> Callable[[Tensor], Tensor]:
     """What it does to a map that nobody gets before: `enlarged`, and min-max again."""
-    return lambda heat: _stretched(enlarged(case, heat))
+    return lambda heat: stretched(enlarged(case, heat))
 
 
 def enlarged(case: Case, heat: Tensor) -> Tensor:
     """What it does to the map of each layer: ReLU, min-max, enlarged to the input."""
-    heat, size = _stretched(heat.detach().cpu().relu()), case.x.shape[2:]
+    heat, size = stretched(heat.detach().cpu().relu()), case.x.shape[2:]
     if heat.shape[1:] == size:
         return heat
     return F.interpolate(heat[:, None], size, mode="bilinear", align_corners=False)[:, 0]
 
 
-def _stretched(heat: Tensor) -> Tensor:
+def stretched(heat: Tensor) -> Tensor:
+    """(N,*s): each from its minimum to its maximum; a constant one is 0."""
     low = heat.flatten(1).amin(1).view(-1, *[1] * (heat.ndim - 1))
     span = heat.flatten(1).amax(1).view_as(low) - low
     return torch.where(span > 0, (heat - low) / span, 0)

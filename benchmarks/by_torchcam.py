@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases import Case
-from benchmarks.tool import NotOfferedError, Tool, channels_first, explainer, offered, setting
+from benchmarks.tool import NotOfferedError, Tool, channels_first, offered, setting, stages
 
 NAMES = {
     "cam": "CAM",
@@ -67,7 +67,7 @@ def _call(cam: Any, case: Case, method: str) -> Callable[[], Any]:
 def _layer(case: Case, method: str) -> str | list[str]:
     if method != "refinecam":
         return case.layer
-    return [str(name) for name in getattr(explainer(case, method), "layers", None) or [case.layer]]
+    return stages(case)
 
 
 def _settings(case: Case, method: str) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _settings(case: Case, method: str) -> dict[str, Any]:
             "num_references": setting(case, method, "references", 3),
         }
     if method == "sscam":
-        return {"num_samples": setting(case, method, "samples", 2)}
+        return {"num_samples": setting(case, method, "samples", 35), "std": setting(case, method, "sigma", 2.0)}
     if method == "iscam":
-        return {"num_samples": setting(case, method, "steps", setting(case, method, "samples", 2))}
+        return {"num_samples": setting(case, method, "samples", 10)}
     return {}
 
 

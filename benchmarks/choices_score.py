@@ -57,8 +57,8 @@ class StretchedFirst(Masking):
         return lambda turn, part: F.interpolate(maps[part, None], size, mode="bilinear", align_corners=False)[:, 0]
 
 
-class NoiseOfTwo(StretchedFirst):
-    """SS-CAM with noise of deviation 2 on masks of 0..1, each channel its own (torchcam)."""
+class NoiseEach(StretchedFirst):
+    """SS-CAM with noise of its own for each channel (torchcam); `std`: its deviation, on masks of 0..1."""
 
     std = 2.0
 

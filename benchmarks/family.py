@@ -8,7 +8,7 @@ from benchmarks.tool import titled
 from benchmarks.trained import case_or_random, first
 
 MODEL = "resnet18"
-FEW = ("0", "1", "2")
+FEW = ("0", "1", "2", "3")
 SLOW_ROUNDS = 3
 RATIO = "camscope / the fastest"
 

@@ -16,6 +16,7 @@ from benchmarks.timing import Spread, Timed
 
 GOAL, FLOOR = 0.6, 0.99
 PHOTOGRAPHS = 40
+BEFORE = "before its ReLU"
 MODELS = ("resnet18", "mobilenet_v2", "deit_tiny")
 
 
@@ -44,33 +45,40 @@ def maps(device: str, photographs: int = PHOTOGRAPHS) -> Iterator[list[Figure]]:
         return
     files = trained.names(photographs)
     for name in MODELS:
-        found = [one for part in _parts(files) for one in _ranks(trained.case(name, part, device))]
-        yield [_figure(trained.TITLES[name], dict(zip(files, found, strict=True)))]
+        parts = [trained.case(name, part, device) for part in _parts(files)]
+        after, before = ([one for case in parts for one in _ranks(case, relu)] for relu in (True, False))
+        yield [
+            _figure(trained.TITLES[name], OURS, dict(zip(files, after, strict=True))),
+            _figure(trained.TITLES[name], BEFORE, dict(zip(files, before, strict=True))),
+        ]
 
 
-def _figure(work: str, found: dict[str, float | None]) -> Figure:
-    """One line a model: the least, the quartiles, and the photographs below the floor by name."""
+def _figure(work: str, tool: str, found: dict[str, float | None]) -> Figure:
+    """One cell a model: the least, the quartiles, and the photographs below the floor by name."""
     known = {name: value for name, value in found.items() if value is not None}
     spread = Spread.of(list(known.values()))
     below = [f"{_short(name)} {rounded_down(value)}" for name, value in known.items() if value < FLOOR]
     note = f"mean {rounded_down(sum(known.values()) / len(known))} of {len(known)}"
     note += f"; below: {', '.join(below)}" if below else ""
-    return Figure("bf16", work, OURS, min(known.values()), spread.low, spread.high, floor=FLOOR, note=note)
+    return Figure("bf16", work, tool, min(known.values()), spread.low, spread.high, floor=FLOOR, note=note)
 
 
-def _ranks(case: Case) -> list[float | None]:
+def _ranks(case: Case, relu: bool) -> list[float | None]:
     """Of each photograph; None where one of its maps does not vary."""
-    one, other = heat_in(case, None), heat_in(case, "bf16")
+    one, other = heat_in(case, None, relu), heat_in(case, "bf16", relu)
     each = [spearmans(other[i : i + 1], one[i : i + 1]) for i in range(len(one))]
     return [found[0] if found else None for found in each]
 
 
-def heat_in(case: Case, precision: Literal["bf16"] | None) -> Tensor:
-    """(N,h,w): Grad-CAM of the top classes in float32."""
+def heat_in(case: Case, precision: Literal["bf16"] | None, relu: bool = True) -> Tensor:
+    """(N,h,w): Grad-CAM of the top classes in float32, with its ReLU or without."""
     from camscope.explainers import GradCAM
 
+    class Signed(GradCAM):
+        relu = False
+
     kept: list[Tensor] = []
-    cam = GradCAM(case.model, case.layer, precision=precision)
+    cam = (GradCAM if relu else Signed)(case.model, case.layer, precision=precision)
     quiet(lambda: kept.append(cam.attribute(case.x, case.classes)), case.device)()
     return kept[0]
 

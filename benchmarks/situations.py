@@ -31,11 +31,11 @@ def maps(tool: str, case: Case, method: str) -> Tensor:
 
 
 def negative_score(deviation: Deviation, files: Sequence[str], device: str) -> Trial:
-    """ResNet-18, each photograph asked for a class whose logit is negative and that has some evidence all the same."""
+    """ResNet-18, each photograph asked for the class whose logit is closest below zero: it has evidence for and against."""
     case = trained.case("resnet18", files[:2], device)
     with torch.no_grad():
-        order = case.model(case.x).argsort(1)
-    case = replace(case, classes=order[:, order.shape[1] // 4].tolist())
+        logits = case.model(case.x)
+    case = replace(case, classes=logits.masked_fill(logits >= 0, -torch.inf).argmax(1).tolist())
     if deviation.choice is None:
         raise ValueError(f"{deviation.work} needs a choice")
     ours, theirs = maps(OURS, case, deviation.method), maps(deviation.peer, case, deviation.method)

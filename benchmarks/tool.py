@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 # What takes minutes as a method is shipped is measured with less of it, in every toolkit alike.
-STAGES = {"ResNet-18": ["layer2", "layer3", "layer4"], "MobileNetV2": ["features.13", "features"]}
-SETTINGS: dict[str, dict[str, int]] = {"sscam": {"samples": 2}, "iscam": {"samples": 2, "steps": 2}}
+SETTINGS: dict[str, dict[str, int]] = {"sscam": {"samples": 2}, "iscam": {"samples": 2}}
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 def unchanged(heat: Tensor) -> Tensor:
@@ -56,9 +57,24 @@ def explainer(case: Case, method: str, **more: Any) -> "Explainer":
     given: dict[str, Any] = {name: value for name, value in SETTINGS.get(method, {}).items() if name in takes} | more
     if "layer" in takes:
         given["layer"] = case.layer
-    elif "layers" in takes:  # the others must be told which
-        given["layers"] = STAGES.get(case.name, [case.layer])
+    if "layers" in takes:
+        given["layers"] = stages(case)
     return cls(case.model, **given)
+
+
+def looks_at_a_layer(method: str) -> bool:
+    """Or at the whole model, several layers, or the image alone."""
+    from camscope.explainers import METHODS
+
+    return "layer" in signature(METHODS[method]).parameters
+
+
+def stages(case: Case) -> list[str]:
+    """The layers whose maps are multiplied by a method that takes several."""
+    found = [name for name in STAGES if hasattr(case.model, name)]
+    if len(found) < 2:
+        raise ValueError(f"{case.name} has no stages by the names {', '.join(STAGES)}")
+    return found
 
 
 def titled(method: str) -> str:
