@@ -70,10 +70,10 @@ def places(method: str, files: list[str], device: str) -> list[Case]:
 def _against(
     peer: str, method: str, every: list[Case], choice: Callable[[Case], Tensor] | None
 ) -> tuple[Found, Found, str]:
-    """By place: camscope's maps against the toolkit's, the same with its choice made, and why there is nothing else."""
+    """By place: camscope's maps against the toolkit's, and the same with its choice made; and where there are no maps."""
     plain: Found = {}
     chosen: Found = {}
-    notes = []
+    failed: dict[str, str] = {}
     for case in every:
         place = f"{case.name} `{case.layer}`"
         try:
@@ -90,8 +90,10 @@ def _against(
         except NotOfferedError:
             return {}, {}, ""
         except Exception as error:
-            notes.append(f"{place}: {reason(error)}")
-    return plain, chosen, "" if plain else "; ".join(notes[:1])
+            failed[place] = reason(error)
+    if plain:
+        return plain, chosen, f"not at {', '.join(failed)}" if failed else ""
+    return plain, chosen, next((f"{place}: {why}" for place, why in failed.items()), "")
 
 
 def _add(found: Found, place: str, theirs: Tensor, ours: Tensor) -> None:
@@ -106,7 +108,8 @@ def _figure(section: str, work: str, peer: str, found: Found, note: str = "") ->
         return Figure(section, work, peer, None, note=note)
     place, (least, _) = min(found.items(), key=lambda item: item[1][0])
     largest = max(apart for _, apart in found.values())
-    return Figure(section, work, peer, least, difference=largest, note="" if least >= SAME else place, floor=SAME)
+    note = "; ".join(filter(None, ["" if least >= SAME else place, note]))
+    return Figure(section, work, peer, least, difference=largest, note=note, floor=SAME)
 
 
 def _situation(deviation: Deviation, files: list[str], device: str) -> list[Figure]:

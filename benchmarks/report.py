@@ -103,7 +103,7 @@ def _columns(figures: Sequence[Figure], digits: int) -> dict[str, Callable[[Row]
     columns: dict[str, Callable[[Row], str]] = {}
     if any(figure.forward is not None for figure in figures):
         columns["forward"] = _forward
-    if any(figure.goal is not None or figure.floor is not None for figure in figures):
+    if any((figure.goal, figure.floor) != (None, None) for figure in figures if figure.tool == OURS):
         columns |= {"goal": _goal, "kept": lambda row: row[OURS].verdict if OURS in row else ""}
     for tool in dict.fromkeys(figure.tool for figure in figures):
         columns[tool] = partial(_cell, tool, digits)

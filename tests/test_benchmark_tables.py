@@ -70,6 +70,7 @@ def test_limits_from_both_sides_and_tools_without_the_method():
     assert Figure("ablation", "faster", OURS, 39.9, floor=40).verdict == "under"
     assert Figure("ablation", "faster", OURS, 40.0, floor=40).verdict == "ok"
     row = [Figure("family", "x", OURS, 1.0), Figure("family", "x", "other", None), Figure("family", "x", "third", 2e-6)]
+    assert "goal" not in report.tables([Figure("parity", "x", "other", 0.5, floor=0.9999)])
     assert report.tables(row).splitlines()[-1] == "| x | 1.00 | – | 2e-06 |"
 
 
