@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from camscope.explainers.base import Explainer, Maps, register
+from camscope.explainers.base import Explainer, register
 from camscope.explainers.biases import Bias
+from camscope.explainers.maps import Maps
 from camscope.explainers.scope import calm, checked_input, survey
 from camscope.explainers.shares import Completeness, Shares, taken_apart
 from camscope.targets import Question, Score

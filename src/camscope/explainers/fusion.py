@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps, statuses
+from camscope.explainers.base import Explainer
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.maps import Maps, statuses
 from camscope.explainers.scope import expect_one_of
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.explanation import MEANING, OK, Explanation

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from camscope.cards import card_of
-from camscope.explainers.base import Explainer, Later, Maps
+from camscope.explainers.base import Explainer, Later
 from camscope.explainers.features import Features
+from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer

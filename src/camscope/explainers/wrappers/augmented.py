@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer
 from camscope.explainers.grids import on_grid, resized
+from camscope.explainers.maps import Maps
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.targets import Score
 
