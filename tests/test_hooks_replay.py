@@ -42,7 +42,7 @@ class Stem(Plain):
         self.relu = nn.ReLU(inplace=True)
 
 
-def replayed(model, x, layer="middle", call=0, passes=4):
+def assert_replayed(model, x, layer="middle", call=0, passes=4):
     """Outputs of some passes under one Replay, each with another factor at the layer; and what they should be."""
     found, expected, tool = [], [], Replay(model, layer, call)
     owners = torch.arange(len(x))
@@ -71,12 +71,12 @@ def nothing_counted():
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_same_bits_on_every_kind_of_network(case):
     model, x = case.make(3)
-    replayed(model, x, case.layer)
+    assert_replayed(model, x, case.layer)
 
 
 def test_what_comes_before_the_layer_runs_in_the_first_pass_only():
     model, x = plain(Stem)
-    replayed(model, x)
+    assert_replayed(model, x)
     assert (runs(model.first), runs(model.middle), runs(model.last)) == (4 + 1, 4 + 1, 4 + 4)
 
 
@@ -136,7 +136,7 @@ HABITS = [
 def test_models_that_write_over_what_they_have(habit):
     model, x = plain(Habits)
     model.habit = habit
-    replayed(model, x)
+    assert_replayed(model, x)
     heat = AblationCAM(model, "middle").attribute(x, 1)
     right, _ = plain(Habits)
     right.habit, right.first.training = habit, True  # what trains is not remembered
@@ -162,7 +162,7 @@ class Twice(Stem):
 @pytest.mark.parametrize(("call", "real"), [(0, 2 + 3), (1, 2)])
 def test_a_layer_that_runs_twice_is_remembered_up_to_its_call(call, real):
     model, x = plain(Twice)
-    replayed(model, x, call=call)
+    assert_replayed(model, x, call=call)
     assert runs(model.first) == 4 * 2 + real
 
 

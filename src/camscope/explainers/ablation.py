@@ -85,8 +85,10 @@ class ReciproCAM(LayerExplainer):
 
         chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
         heat = chances[:, :-1] - chances[:, -1:]
-        if float(heat.abs().max()) < COARSE * torch.finfo(features.score.dtype).eps * float(chances.abs().max()):
-            features.note(f"no cell alone changes the score by much more than its rounding in {features.score.dtype}")
+        rounding = torch.finfo(features.score.dtype).eps * chances.abs().amax(1)
+        for sample in (heat.abs().amax(1) < COARSE * rounding).nonzero()[:, 0].tolist():
+            text = f"no cell alone changes the score by much more than its rounding in {features.score.dtype}"
+            features.note(sample, text)
         return heat.view(samples, *grid).to(features.activation.dtype)
 
     def _kept_along(self, extent: int, activation: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ class Explainer(ABC):
             input_size=tuple(item.x.shape[1:]),
             placement=item.placement,
             status=statuses(maps)[i],
-            notes=self._notes(maps, item, run.known),
+            notes=self._notes(maps.notes_of(i), item, run.known),
             name=item.name,
             parameters=self._settings(item),
             versions=versions(),
@@ -242,8 +242,8 @@ class Explainer(ABC):
     def _settings(self, item: Item) -> dict[str, Any]:
         return self.parameters if item.image is None else {**self.parameters, "preprocess": repr(self.preprocess)}
 
-    def _notes(self, maps: Maps, item: Item, known: Survey) -> tuple[str, ...]:
-        notes = list(maps.notes)
+    def _notes(self, found: tuple[str, ...], item: Item, known: Survey) -> tuple[str, ...]:
+        notes = list(found)
         if known.model is not self.model:
             notes.append(f"the eager model inside {type(self.model).__name__} was explained")
         elif known.compiled:

@@ -36,7 +36,10 @@ class Features:
     batch_size: int | None = None
     widths: Widths = field(default_factory=Widths)
     notes: tuple[str, ...] = ()
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "remarks", [[] for _ in self.x])
 
     @property
     def gradient(self) -> Tensor:
@@ -91,9 +94,9 @@ class Features:
         """(N,): the scores when `change` has worked on all samples' activations (N,K,*s) in place, in one pass."""
         return self._rest.at_once(change)
 
-    def note(self, text: str) -> None:
-        """Add to what the result says of how it came about."""
-        self.remarks.append(text)
+    def note(self, sample: int, text: str) -> None:
+        """Add to what one sample's result says of how it came about."""
+        self.remarks[sample].append(text)
 
     def _copies(self, width: int) -> int:
         if self.batch_size is not None:

@@ -100,10 +100,10 @@ class LayerExplainer(Explainer):
         if features.found is not None:  # a method that asks of other inputs too may find something all the same
             zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
         notes = [f"layer {features.layer!r} was chosen"] if self.layer is None else []
-        notes += [*features.notes, *features.remarks]
+        notes += features.notes
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
-        return Maps(heat, features.layer, features.layout, zero, tuple(notes))
+        return Maps(heat, features.layer, features.layout, zero, tuple(notes), tuple(map(tuple, features.remarks)))
 
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.

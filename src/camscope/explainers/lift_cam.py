@@ -50,13 +50,13 @@ class LIFTCAM(WeightedChannels):
         return contributions
 
     def _check(self, features: Features, total: Tensor, change: Tensor) -> None:
-        """A note of the sample whose contributions miss the score's change by most."""
+        """A note where a sample's contributions miss the score's change."""
         gap = (total - change).abs() / change.abs()
         rounding = torch.finfo(change.dtype).eps ** 0.5 * features.values.abs()
         gap = torch.where((total - change).abs() > rounding, gap, 0)
-        if float(gap.max()) > INCOMPLETE:
-            worst = int(gap.argmax())
+        for sample in (gap > INCOMPLETE).nonzero()[:, 0].tolist():
             features.note(
-                f"the channels' contributions add up to {float(total[worst]):.3g}, where the score loses "
-                f"{float(change[worst]):.3g} without them all: what is not elementwise behind the layer keeps its gradient"
+                sample,
+                f"the channels' contributions add up to {float(total[sample]):.3g}, where the score loses "
+                f"{float(change[sample]):.3g} without them all: what is not elementwise behind the layer keeps its gradient",
             )
