@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.explainers import AblationCAM
+from camscope.explainers import LIFTCAM, AblationCAM, DeepFeatureFactorization, ReciproCAM
 from camscope.hooks import replay
 from camscope.hooks.branch import branched
 from camscope.hooks.replay import Replay
@@ -334,10 +334,12 @@ def test_other_threads_run_for_real_whoever_leaves_first():
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def test_ablation_runs_the_part_before_in_the_clean_pass_and_in_the_first_of_its_own():
+@pytest.mark.parametrize("method", [AblationCAM, ReciproCAM, LIFTCAM, DeepFeatureFactorization])
+def test_the_part_before_the_layer_runs_once(method):
     model, x = plain(Stem)
-    expected = AblationCAM(plain()[0], "middle").attribute(x, 1)
+    expected = method(plain()[0], "middle").attribute(x, 1)
+    settings = {} if method is LIFTCAM else {"batch_size": 2}
     with untouched(model, x):
-        heat = AblationCAM(model, "middle", batch_size=2).attribute(x, 1)
+        heat = method(model, "middle", **settings).attribute(x, 1)
     torch.testing.assert_close(heat, expected, rtol=1e-10, atol=1e-14)
-    assert (runs(model.first), runs(model.middle)) == (2, 2)
+    assert (runs(model.first), runs(model.middle)) == (1, 1)

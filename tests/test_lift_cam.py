@@ -234,7 +234,7 @@ def test_the_rule_acts_in_one_thread_and_is_gone_afterwards():
     with Rescale() as rule:
         rule.begin()
         model.after(torch.zeros_like(y))
-        rule.rewind()
+        rule.follow()
         thread = threading.Thread(target=lambda: found.append(plainly()))
         thread.start()
         thread.join()

@@ -26,8 +26,9 @@ class AblationCAM(WeightedChannels):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "4 + K rests"
+    forwards: ClassVar[str] = "1 + K rests"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +61,9 @@ class ReciproCAM(LayerExplainer):
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forwards: ClassVar[str] = "4 + cells rests"
+    forwards: ClassVar[str] = "1 + cells rests"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
     gaussian: bool = False
     batch_size: int | None = None
 

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, copies_within_memory, in_chunks
 from camscope.explainers.rest import Rest, Versions
+from camscope.hooks.replay import Replay
 from camscope.layers import Layout
 from camscope.targets import Score
 
@@ -35,6 +37,7 @@ class Features:
     call: int = 0
     batch_size: int | None = None
     widths: Widths = field(default_factory=Widths)
+    replay: Replay | None = None
     notes: tuple[str, ...] = ()
     remarks: list[list[str]] = field(init=False)
 
@@ -90,8 +93,8 @@ class Features:
         """(count,): how much of the score each of so many other activations loses, see `scores_with`."""
         return self._rest.losses(count, versions)
 
-    def scores_changed(self, change: Callable[[Tensor], object]) -> Tensor:
-        """(N,): the scores when `change` has worked on all samples' activations (N,K,*s) in place, in one pass."""
+    def passed(self, change: Callable[[Tensor], object]) -> Any:
+        """The model's output when `change` has worked on all samples' activations (N,K,*s) in place, in one pass."""
         return self._rest.at_once(change)
 
     def note(self, sample: int, text: str) -> None:
@@ -115,4 +118,5 @@ class Features:
             call=self.call,
             widths=self.widths,
             batch_size=self.batch_size,
+            replay=self.replay or Replay(self.score.model, self.layer, self.call),
         )

@@ -28,7 +28,7 @@ class LayerExplainer(Explainer):
     ambiguous; `reshape`: a callable output -> (N,K,*s) instead.
 
     Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
-    while it combines.
+    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again.
     """
 
     layer: str | nn.Module | None = None
@@ -41,6 +41,7 @@ class LayerExplainer(Explainer):
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
+    runs_rest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

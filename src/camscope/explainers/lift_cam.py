@@ -1,6 +1,6 @@
 """LIFT-CAM: channels weighed by what they contribute to the score, in one backward pass. A: (N,K,*s)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,10 @@ class LIFTCAM(WeightedChannels):
     """
 
     name, paper = "liftcam", "arXiv:2102.05228"
-    forwards: ClassVar[str] = "3"
+    forwards: ClassVar[str] = "1 + 2 rests"
     backwards: ClassVar[str] = "1"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -36,14 +37,12 @@ class LIFTCAM(WeightedChannels):
                 rule.begin()
                 maps.zero_()
 
-            def again() -> Any:
-                rule.rewind()
-                return features.score.forward(features.x)
-
-            blanked = features.scores_changed(blank)
+            blanked = features.score.read(features.passed(blank), len(features.x))
+            rule.pause()
             tap = Tap(features.score.model, features.layer, output=features.output, call=features.call)
             with tap:
-                tap.backward(features.score.read(tap.run(again), len(features.x)).sum())
+                output = tap.run(lambda: features.passed(lambda maps: rule.follow()))
+                tap.backward(features.score.read(output, len(features.x)).sum())
         multipliers = features.to_maps(tap.gradient).to(features.activation)
         contributions = (multipliers * features.activation).flatten(2).sum(SPACE, keepdim=True)
         self._check(features, contributions.sum((1, 2)), features.values - blanked)
