@@ -1,9 +1,10 @@
-"""No test touches the network: what is not on this machine fails at once, as it would on a plane."""
+"""What any test may rely on. None touches the network: what is not on this machine fails at once, as on a plane."""
 
 import socket
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
@@ -22,3 +23,12 @@ def no_network() -> Iterator[None]:
 
         patch.setattr(socket, "getaddrinfo", only_local)
         yield
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks as small as those of most tests are faster on one thread than on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -14,16 +14,10 @@ from camscope.hooks import edit
 from camscope.layers import read_layout
 from nets import CASES, Plain, Pooled, plain
 
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are faster on one thread than on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+]
 
 
 def kept(model, layer, x, *args, call=0, **kwargs):
@@ -92,7 +86,7 @@ def slow_recipro(model, layer, x, targets, gaussian=False):
     return heat
 
 
-def close(found, expected):
+def assert_same(found, expected):
     assert expected.abs().max() > 0
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12 * float(expected.abs().max()))
 
@@ -102,7 +96,7 @@ def close(found, expected):
 def test_ablation_is_a_full_forward_pass_for_each_channel(case, batch_size):
     model, x = case.make(3, torch.float64)
     expected = slow_ablation(model, case.layer, x, [2, 0, 1])
-    close(AblationCAM(model, case.layer, batch_size=batch_size).attribute(x, [2, 0, 1]), expected)
+    assert_same(AblationCAM(model, case.layer, batch_size=batch_size).attribute(x, [2, 0, 1]), expected)
 
 
 @pytest.mark.parametrize("gaussian", [False, True])
@@ -112,17 +106,17 @@ def test_recipro_is_a_full_forward_pass_for_each_cell(case, gaussian):
     model.head.weight.data *= 20  # chances that differ
     expected = slow_recipro(model, case.layer, x, [2, 0, 1], gaussian)
     assert expected.std() > 1e-4
-    close(ReciproCAM(model, case.layer, gaussian=gaussian, batch_size=7).attribute(x, [2, 0, 1]), expected)
+    assert_same(ReciproCAM(model, case.layer, gaussian=gaussian, batch_size=7).attribute(x, [2, 0, 1]), expected)
 
 
 def test_recipro_of_a_single_output_or_a_callable_is_the_score_itself():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     A, _ = kept(model, "features", x)
     scores = torch.einsum("k,nkhw->nhw", model.head.weight[1], A) / 12
-    close(ReciproCAM(model, "features").attribute(x, lambda output: output[:, 1]), scores.detach())
+    assert_same(ReciproCAM(model, "features").attribute(x, lambda output: output[:, 1]), scores.detach())
     model.head = nn.Linear(6, 1).double()
     single = torch.einsum("k,nkhw->nhw", model.head.weight[0], A) / 12
-    close(ReciproCAM(model, "features").attribute(x, 0), single.detach())
+    assert_same(ReciproCAM(model, "features").attribute(x, 0), single.detach())
 
 
 def test_recipro_of_a_map_that_changes_nothing_is_zero():
@@ -206,7 +200,7 @@ class Asserting(Plain):
 def test_whatever_a_model_does_with_its_rows_the_map_is_right(kind, samples, way, monkeypatch):
     model, x = plain(kind, samples=samples)
     taken, heat = way_of(model, "middle", x, monkeypatch)
-    close(heat, slow_ablation(model, "middle", x, [1] * samples))
+    assert_same(heat, slow_ablation(model, "middle", x, [1] * samples))
     assert taken == way
 
 
@@ -214,7 +208,7 @@ def test_whatever_a_model_does_with_its_rows_the_map_is_right(kind, samples, way
 def test_a_path_around_the_layer(samples, way, monkeypatch):
     model, x = CASES["residual"].make(samples, torch.float64)
     taken, heat = way_of(model, "block", x, monkeypatch)
-    close(heat, slow_ablation(model, "block", x, [1] * samples))
+    assert_same(heat, slow_ablation(model, "block", x, [1] * samples))
     assert taken == way
 
 
@@ -223,7 +217,7 @@ def test_batch_norm_in_train_mode_mixes_the_samples():
     model.norm.train()
     model.norm.momentum = 0.0
     expected = slow_ablation(model, "stem", x, [1, 1, 1])
-    close(AblationCAM(model, "stem", mode="as_is").attribute(x, 1), expected)
+    assert_same(AblationCAM(model, "stem", mode="as_is").attribute(x, 1), expected)
 
 
 class Again(Plain):
@@ -240,7 +234,7 @@ class Again(Plain):
 def test_one_call_of_a_layer_that_runs_several_times(call, samples):
     model, x = plain(Again, samples=samples)
     expected = slow_ablation(model, "middle", x, [2] * samples, call=call)
-    close(AblationCAM(model, "middle", call=call).attribute(x, 2), expected)
+    assert_same(AblationCAM(model, "middle", call=call).attribute(x, 2), expected)
 
 
 class Gated(Plain):
@@ -258,7 +252,7 @@ def test_what_the_model_takes_beside_the_image_goes_with_its_sample(samples):
     gate, late, joined = torch.rand(samples, 3, 1, 1), torch.rand(samples, 6, 1, 1), torch.rand(samples, 1)
     args, kwargs = (gate.double(), torch.tensor(2.0)), {"late": late.double(), "joined": joined.double()}
     expected = slow_ablation(model, "middle", x, [1] * samples, *args, **kwargs)
-    close(AblationCAM(model, "middle").attribute(x, 1, *args, **kwargs), expected)
+    assert_same(AblationCAM(model, "middle").attribute(x, 1, *args, **kwargs), expected)
 
 
 class Packed(nn.Module):
@@ -295,7 +289,7 @@ def test_a_map_in_a_tuple_or_a_dict(kind, key):
         without = A.clone()
         without[:, k] = 0
         expected += (clean - model.after(without + other)[:, 1]).detach()[:, None, None] * A[:, k]
-    close(AblationCAM(model, "packed", output=key).attribute(x, 1), expected.relu())
+    assert_same(AblationCAM(model, "packed", output=key).attribute(x, 1), expected.relu())
 
 
 def test_a_reshape_that_copies_is_a_clear_error():
@@ -308,7 +302,7 @@ def test_a_reshape_that_copies_is_a_clear_error():
 def test_a_reshape_that_takes_a_view_is_followed():
     model, x = plain(samples=3)
     halves = {"reshape": lambda y: y[:, 2:]}  # two channels of six are left as they are
-    close(
+    assert_same(
         AblationCAM(model, "middle", **halves).attribute(x, 1),
         slow_ablation(model, "middle", x, [1, 1, 1], to_maps=halves["reshape"]),
     )
@@ -331,7 +325,7 @@ def test_where_memory_ends_pieces_are_halved(rows):
     model, x = plain(Small, samples=3)
     expected = slow_ablation(plain(samples=3)[0], "middle", x, [1, 1, 1])
     model.rows = rows
-    close(AblationCAM(model, "middle").attribute(x, 1), expected)
+    assert_same(AblationCAM(model, "middle").attribute(x, 1), expected)
     assert model.most <= rows
 
 
@@ -415,4 +409,4 @@ def test_pooled_and_linear_ablation_is_the_class_activation_map_weighed_by_means
     model.head.weight.data.abs_()
     A, _ = kept(model, "features", x)
     expected = torch.einsum("k,nk,nkhw->nhw", model.head.weight[2].detach(), A.mean((2, 3)), A)
-    close(AblationCAM(model, "features").attribute(x, 2), expected)
+    assert_same(AblationCAM(model, "features").attribute(x, 2), expected)

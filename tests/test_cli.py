@@ -67,7 +67,7 @@ def run(*words, code=0):
     return result
 
 
-def refused(*words, code, saying):
+def assert_refused(*words, code, saying):
     """The command ends with this code and one line of error, and leaves the folder as it was."""
     before = sorted(Path().rglob("*"))
     result = run(*words, code=code)
@@ -109,7 +109,7 @@ def test_demo_draws_explains_and_judges(here):
     assert figure.shape[1] > 3 * 256
     for words in ("gradcam", "layercam", "energy", "hit", "d/demo.png", "all findings"):
         assert words in result.stdout
-    refused("demo", "-o", "d", code=1, saying="d/demo.png exists")
+    assert_refused("demo", "-o", "d", code=1, saying="d/demo.png exists")
     run("demo", "-o", "d", "--method", "gradcam", "--overwrite")
 
 
@@ -223,9 +223,9 @@ def test_features_draws_the_channels(here):
     four = np.asarray(Image.open("f.png"))
     run("features", "nodule.png", "--layer", "layer2", "--limit", "16", "-o", "g.png")
     assert np.asarray(Image.open("g.png")).size > 3 * four.size
-    refused("features", "nodule.png", "--layer", "layer2", "-o", "f.png", code=1, saying="f.png exists")
-    refused("features", "nodule.png", "--layer", "layer9", code=2, saying="nearest names")
-    refused("features", "none.png", "--layer", "layer2", code=1, saying="no such file")
+    assert_refused("features", "nodule.png", "--layer", "layer2", "-o", "f.png", code=1, saying="f.png exists")
+    assert_refused("features", "nodule.png", "--layer", "layer9", code=2, saying="nearest names")
+    assert_refused("features", "none.png", "--layer", "layer2", code=1, saying="no such file")
 
 
 def test_methods_lists_every_one():
@@ -318,22 +318,22 @@ def test_the_examples_in_the_helps_work(here):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_use_is_one_line_and_2(here, words, saying):
-    refused("explain", "nodule.png", *words, code=2, saying=saying)
+    assert_refused("explain", "nodule.png", *words, code=2, saying=saying)
 
 
 def test_wrong_use_of_the_rest(here):
-    refused("nosuch", code=2, saying="No such command 'nosuch'")
-    refused("explain", code=2, saying="Missing argument")
-    refused("layers", "nosuchnet", code=2, saying="nearest names")
-    refused("layers", "--size", "big", code=2, saying="expected N or HxW")
-    refused("demo", "--count", "2", code=2, saying="--count")
+    assert_refused("nosuch", code=2, saying="No such command 'nosuch'")
+    assert_refused("explain", code=2, saying="Missing argument")
+    assert_refused("layers", "nosuchnet", code=2, saying="nearest names")
+    assert_refused("layers", "--size", "big", code=2, saying="expected N or HxW")
+    assert_refused("demo", "--count", "2", code=2, saying="--count")
     Path("empty").mkdir()
-    refused("explain", "empty", code=2, saying="no image in the folder")
+    assert_refused("explain", "empty", code=2, saying="no image in the folder")
 
 
 def test_a_missing_extra_says_what_to_install(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    refused("explain", "nodule.png", "--model", "timm:resnet18", code=2, saying='pip install "camscope[hub]"')
+    assert_refused("explain", "nodule.png", "--model", "timm:resnet18", code=2, saying='pip install "camscope[hub]"')
 
 
 def _bad(name):
@@ -361,7 +361,7 @@ def _bad(name):
     ],
 )
 def test_a_bad_image_is_one_line_and_1(here, name, saying):
-    result = refused("explain", _bad(name), code=1, saying=saying)
+    result = assert_refused("explain", _bad(name), code=1, saying=saying)
     assert name in result.stderr
 
 
@@ -375,29 +375,29 @@ def test_the_good_images_go_on(here):
 
 
 def test_a_model_that_raises_is_one_line_and_1(here):
-    result = refused(
+    result = assert_refused(
         "explain", "nodule.png", "-m", "model.py:exploding", code=1, saying="RuntimeError: boom [red]in[/red]"
     )
     assert "note: model.py is executed as code" in result.stderr
     shown = CliRunner().invoke(app, ["explain", "nodule.png", "-m", "model.py:exploding", "--debug"])
     assert shown.exit_code == 1
     assert "Traceback" in shown.stderr
-    refused("layers", "model.py:exploding", code=1, saying="run again with --debug")
+    assert_refused("layers", "model.py:exploding", code=1, saying="run again with --debug")
 
 
 def test_nothing_is_overwritten_unless_asked(here):
     run("explain", "nodule.png", "--format", "png,json", "-t", "1")
     before = {path: path.read_bytes() for path in Path("camscope-explain").iterdir()}
-    refused("explain", "nodule.png", "--format", "json", "-t", "0", code=1, saying="exists; pass --overwrite")
+    assert_refused("explain", "nodule.png", "--format", "json", "-t", "0", code=1, saying="exists; pass --overwrite")
     assert {path: path.read_bytes() for path in before} == before
     run("explain", "nodule.png", "--format", "json", "-t", "0", "--overwrite")
     assert [path.suffix for path in before if path.read_bytes() != before[path]] == [".json"]
 
 
 def test_neither_the_image_nor_what_a_link_points_to_is_overwritten(here):
-    refused("explain", "nodule.png", "-o", "nodule.png", "--overwrite", code=1, saying="is the image itself")
+    assert_refused("explain", "nodule.png", "-o", "nodule.png", "--overwrite", code=1, saying="is the image itself")
     Path("link.png").symlink_to("elsewhere.png")
-    refused("explain", "nodule.png", "-o", "link.png", code=1, saying="link.png exists")
+    assert_refused("explain", "nodule.png", "-o", "link.png", code=1, saying="link.png exists")
     run("explain", "nodule.png", "-o", "link.png", "--overwrite")
     assert not Path("link.png").is_symlink()
     assert not Path("elsewhere.png").exists()

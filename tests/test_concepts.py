@@ -14,15 +14,10 @@ from camscope.phantom import CATEGORIES, draw
 from camscope.render import swatches
 from nets import CASES, Flat
 
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # matrices this small are faster on one thread than on several
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+]
 
 
 def positive(*shape, seed=0):

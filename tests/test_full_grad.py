@@ -106,6 +106,9 @@ def test_a_smooth_model_has_a_gap_and_the_result_says_so():
     ending = f"{numbers[3]:+.4g} of biases without a place (head), and {float(parts.gap):+.2g} of neither"
     assert note.endswith(ending)
     assert not SimpleFullGrad(model).explain(x, 1).notes
+    pair = torch.cat([x, 2 * x])
+    for one in FullGrad(model).explain_batch(list(pair), 1):
+        assert one.notes[0].startswith(f"the score, {one.score:.4g}, is ")
 
 
 # The map, made again in the plainest way

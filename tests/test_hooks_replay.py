@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.explainers import AblationCAM
+from camscope.explainers import LIFTCAM, AblationCAM, DeepFeatureFactorization, ReciproCAM
 from camscope.hooks import replay
 from camscope.hooks.branch import branched
 from camscope.hooks.replay import Replay
@@ -42,7 +42,7 @@ class Stem(Plain):
         self.relu = nn.ReLU(inplace=True)
 
 
-def replayed(model, x, layer="middle", call=0, passes=4):
+def assert_replayed(model, x, layer="middle", call=0, passes=4):
     """Outputs of some passes under one Replay, each with another factor at the layer; and what they should be."""
     found, expected, tool = [], [], Replay(model, layer, call)
     owners = torch.arange(len(x))
@@ -71,12 +71,12 @@ def nothing_counted():
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_same_bits_on_every_kind_of_network(case):
     model, x = case.make(3)
-    replayed(model, x, case.layer)
+    assert_replayed(model, x, case.layer)
 
 
 def test_what_comes_before_the_layer_runs_in_the_first_pass_only():
     model, x = plain(Stem)
-    replayed(model, x)
+    assert_replayed(model, x)
     assert (runs(model.first), runs(model.middle), runs(model.last)) == (4 + 1, 4 + 1, 4 + 4)
 
 
@@ -136,7 +136,7 @@ HABITS = [
 def test_models_that_write_over_what_they_have(habit):
     model, x = plain(Habits)
     model.habit = habit
-    replayed(model, x)
+    assert_replayed(model, x)
     heat = AblationCAM(model, "middle").attribute(x, 1)
     right, _ = plain(Habits)
     right.habit, right.first.training = habit, True  # what trains is not remembered
@@ -162,7 +162,7 @@ class Twice(Stem):
 @pytest.mark.parametrize(("call", "real"), [(0, 2 + 3), (1, 2)])
 def test_a_layer_that_runs_twice_is_remembered_up_to_its_call(call, real):
     model, x = plain(Twice)
-    replayed(model, x, call=call)
+    assert_replayed(model, x, call=call)
     assert runs(model.first) == 4 * 2 + real
 
 
@@ -334,10 +334,12 @@ def test_other_threads_run_for_real_whoever_leaves_first():
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def test_ablation_runs_the_part_before_in_the_clean_pass_and_in_the_first_of_its_own():
+@pytest.mark.parametrize("method", [AblationCAM, ReciproCAM, LIFTCAM, DeepFeatureFactorization])
+def test_the_part_before_the_layer_runs_once(method):
     model, x = plain(Stem)
-    expected = AblationCAM(plain()[0], "middle").attribute(x, 1)
+    expected = method(plain()[0], "middle").attribute(x, 1)
+    settings = {} if method is LIFTCAM else {"batch_size": 2}
     with untouched(model, x):
-        heat = AblationCAM(model, "middle", batch_size=2).attribute(x, 1)
+        heat = method(model, "middle", **settings).attribute(x, 1)
     torch.testing.assert_close(heat, expected, rtol=1e-10, atol=1e-14)
-    assert (runs(model.first), runs(model.middle)) == (2, 2)
+    assert (runs(model.first), runs(model.middle)) == (1, 1)

@@ -13,19 +13,13 @@ from camscope.hooks.rescale import Rescale
 from nets import CASES, Plain, plain
 from untouched import untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are faster on one thread than on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def close(found, expected, tolerance=1e-10):
+def assert_same(found, expected, tolerance=1e-10):
     assert expected.abs().max() > 0
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
@@ -47,7 +41,7 @@ def contributions(monkeypatch):
 def test_pooling_and_a_linear_head_give_the_shapley_value(contributions):
     model, x = CASES["pooled"].make(dtype=torch.float64)
     A = model.features(x).detach()
-    close(contributions(LIFTCAM(model, "features"), x, 2), model.head.weight[2].detach() * A.mean((2, 3)))
+    assert_same(contributions(LIFTCAM(model, "features"), x, 2), model.head.weight[2].detach() * A.mean((2, 3)))
 
 
 FUNCTIONS = {
@@ -108,10 +102,10 @@ def test_a_hidden_layer_by_the_rule_written_out(function, contributions):
         expected = ((model.head.weight[1] * multiplier) @ model.hidden.weight * A).view(2, 5, -1).sum(2)
     with untouched(model, x):
         found = contributions(LIFTCAM(model, "features"), x, 1)
-    close(found, expected, 1e-9)
+    assert_same(found, expected, 1e-9)
     with torch.no_grad():
         change = model(x)[:, 1] - model.head(model.function(zero.clone()))[:, 1]
-    close(found.sum(1), change, 1e-9)
+    assert_same(found.sum(1), change, 1e-9)
     assert not any("add up" in note for note in LIFTCAM(model, "features").explain(x[0], 1).notes)
 
 
@@ -125,7 +119,7 @@ def test_the_contributions_add_up_where_all_is_elementwise_or_linear(name, sampl
     with torch.no_grad():
         blank = model(x)[:, 1]
     handle.remove()
-    close(found.sum(1), (model(x)[:, 1] - blank).detach())
+    assert_same(found.sum(1), (model(x)[:, 1] - blank).detach())
 
 
 class Gating(Plain):
@@ -150,6 +144,23 @@ def test_what_does_not_add_up_is_said_in_a_note(kind):
     y = model.before(x).detach()
     change = (model.after(y) - model.after(torch.zeros_like(y)))[0, 1].detach()
     assert f"the score loses {float(change):.3g} without them all" in note
+
+
+def test_each_sample_of_a_batch_has_its_own_note():
+    class Choosing(Gating):
+        """Only where the first sample's kind of image comes does the gate do anything."""
+
+        def after(self, y):
+            z = self.last(y)
+            gate = torch.where(y.mean((1, 2, 3), keepdim=True) > 0, z.sigmoid(), torch.ones_like(z))
+            return self.head((z * gate).mean((2, 3)))
+
+    model, x = plain(Choosing, samples=6)
+    tool = LIFTCAM(model, "middle")
+    made = tool.explain_batch(list(x), 1)
+    notes = [one.notes for one in made]
+    assert notes == [tool.explain(image, 1).notes for image in x]
+    assert 0 < sum(map(bool, notes)) < len(x), "a note where there is something to say, and only there"
 
 
 class Checkpointed(Plain):
@@ -181,7 +192,7 @@ def test_the_same_map_however_the_model_is_written(kind, reentrant, monkeypatch)
     expected = LIFTCAM(plain()[0], "middle").attribute(plain()[1], 1)
     model, x = plain(kind)
     monkeypatch.setattr(Checkpointed, "reentrant", reentrant)
-    close(LIFTCAM(model, "middle").attribute(x, 1), expected)
+    assert_same(LIFTCAM(model, "middle").attribute(x, 1), expected)
 
 
 class Again(Plain):
@@ -197,7 +208,7 @@ def test_one_call_of_a_layer_that_runs_twice(call, contributions):
     y = model.middle(torch.tanh(model.first(x)))
     empty = torch.zeros_like(y)
     blank = model.after(model.middle(empty[:, :4]) if call == 0 else empty)
-    close(found.sum(1), (model(x) - blank)[:, 1].detach())
+    assert_same(found.sum(1), (model(x) - blank)[:, 1].detach())
 
 
 def test_tiny_differences_are_not_divided_by_their_rounding(contributions):
@@ -209,7 +220,7 @@ def test_tiny_differences_are_not_divided_by_their_rounding(contributions):
     single.features.bias.data[:] = 0
     found = contributions(LIFTCAM(single, "features"), x, 1)
     exact = contributions(LIFTCAM(single.double(), "features"), x.double(), 1)
-    close(found, exact.float(), 1e-4)
+    assert_same(found, exact.float(), 1e-4)
 
 
 def test_the_rule_acts_in_one_thread_and_is_gone_afterwards():
@@ -223,7 +234,7 @@ def test_the_rule_acts_in_one_thread_and_is_gone_afterwards():
     with Rescale() as rule:
         rule.begin()
         model.after(torch.zeros_like(y))
-        rule.rewind()
+        rule.follow()
         thread = threading.Thread(target=lambda: found.append(plainly()))
         thread.start()
         thread.join()
@@ -231,4 +242,6 @@ def test_the_rule_acts_in_one_thread_and_is_gone_afterwards():
     assert torch.equal(found[0], right)
     assert torch.equal(plainly(), right)
     assert not torch.allclose(inside, right, rtol=1e-2)
-    close((inside * y.detach()).sum((1, 2, 3)), (model.after(y) - model.after(torch.zeros_like(y)))[:, 1].detach())
+    assert_same(
+        (inside * y.detach()).sum((1, 2, 3)), (model.after(y) - model.after(torch.zeros_like(y)))[:, 1].detach()
+    )

@@ -22,7 +22,7 @@ from untouched import untouched
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
-def same(heat, model, x, target=1):
+def assert_truth(heat, model, x, target=1):
     torch.testing.assert_close(heat, truth(model, x, target), rtol=1e-10, atol=1e-16)
 
 
@@ -37,9 +37,9 @@ def test_data_parallel():
     model, x = plain()
     wrapped = nn.DataParallel(model)
     tool = HiResCAM(wrapped, "middle")
-    same(tool.attribute(x, 1), model, x)
+    assert_truth(tool.attribute(x, 1), model, x)
     assert tool.explain(x[0], 1).notes == ("the eager model inside DataParallel was explained",)
-    same(HiResCAM(wrapped, model.middle).attribute(x, 1), model, x)
+    assert_truth(HiResCAM(wrapped, model.middle).attribute(x, 1), model, x)
 
 
 def test_distributed_data_parallel(tmp_path):
@@ -80,7 +80,7 @@ def test_compiled_models_are_explained_in_eager_form_and_compile_again(how):
         heat = tool.attribute(x, 1)
         explanation = tool.explain(x[0], 1)
     assert not compilations
-    same(heat, plain()[0], x)
+    assert_truth(heat, plain()[0], x)
     last = plain()[0].last(F.elu(model.before(x))).detach()
     gradient = model.head.weight[1].detach().view(1, 5, 1, 1) * last.sigmoid() * (1 - last.sigmoid()) / 64
     torch.testing.assert_close(HiResCAM(compiled, "last").attribute(x, 1), (last * gradient).sum(1))
@@ -123,7 +123,7 @@ def test_torchscript_is_refused():
         with pytest.raises(ModelError, match="is TorchScript: hooks cannot reach its layers; pass the original"):
             HiResCAM(scripted, "middle")
     model.last = torch.jit.script(model.last)
-    same(HiResCAM(model, "middle").attribute(x, 1), model, x)
+    assert_truth(HiResCAM(model, "middle").attribute(x, 1), model, x)
     with pytest.raises(LayerError, match="layer 'last' is TorchScript: hooks cannot reach it"):
         HiResCAM(model, "last").attribute(x, 1)
     assert HiResCAM(model).explain(x[0], 1).layer == "middle"
@@ -313,7 +313,7 @@ def test_layers_that_return_structures(kind):
 
     net = Unpacking()
     net.packing, net.model = packing, model
-    same(HiResCAM(net, "packing", layout="channels_first").attribute(x, 1), model, x)
+    assert_truth(HiResCAM(net, "packing", layout="channels_first").attribute(x, 1), model, x)
     assert len(types) == 1
     assert len(set(*types)) == 1, "the model was given another type than its layer returned"
 
@@ -654,7 +654,7 @@ def answering(pack):
 def test_the_scores_are_found_in_any_output(kind):
     model, x = answering(OUTPUTS[kind])
     heat = HiResCAM(model, "middle").attribute(x, 1)
-    same(heat, plain()[0], x)
+    assert_truth(heat, plain()[0], x)
 
 
 @pytest.mark.parametrize(
@@ -688,7 +688,9 @@ def test_a_segmentation_is_explained_through_a_mask():
     model, x = answering(lambda s: s[:, :, None, None] * torch.ones(4, 4))
     mask = torch.zeros(4, 4)
     mask[0] = 0.25
-    same(HiResCAM(model, "middle").attribute(x, lambda output: (output[:, 1] * mask).sum((1, 2))), plain()[0], x)
+    assert_truth(
+        HiResCAM(model, "middle").attribute(x, lambda output: (output[:, 1] * mask).sum((1, 2))), plain()[0], x
+    )
 
 
 @pytest.mark.parametrize("shape", [(-1, 1), (-1,), ()])
@@ -696,7 +698,7 @@ def test_one_number_per_sample(shape):
     model, x = answering(lambda s: s[:, 1].reshape(shape))
     x = x[:1] if shape == () else x
     for target in (None, 0, [0] * len(x)):
-        same(HiResCAM(model, "middle").attribute(x, target), plain()[0], x)
+        assert_truth(HiResCAM(model, "middle").attribute(x, target), plain()[0], x)
     explanation = HiResCAM(model, "middle").explain(x[0], None)
     assert (explanation.target, explanation.probability) == (0, None)
     with pytest.raises(TargetError, match=r"class 1 of a model with one output.*evidence against.*-output"):
@@ -746,7 +748,7 @@ def test_a_class_is_asked_for_in_many_ways(target):
     model, x = plain()
     synonyms = isinstance(target, str) and target == "house cat"
     names = ["ant", "bee", "cat, house cat" if synonyms else "cat"]
-    same(HiResCAM(model, "middle", categories=names).attribute(x, target), model, x, 2)
+    assert_truth(HiResCAM(model, "middle", categories=names).attribute(x, target), model, x, 2)
 
 
 def test_one_target_each_for_a_batch_of_explanations():

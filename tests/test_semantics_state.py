@@ -25,7 +25,10 @@ from refusals import answers, residual_or_pooled
 from tools import explainer
 from untouched import untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+]
 
 
 def mixed_modes():
@@ -332,15 +335,6 @@ def test_the_layer_chosen_among_tokens_is_the_last_that_a_callable_reads():
     tool, image = GradCAM(TwoAnswers()), torch.randn(3, 24, 16)
     targets = [lambda output: output[:, 0], lambda output: output[:, 1], 0]
     assert [tool.explain(image, target).layer for target in targets] == ["late", "block", "late"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small are faster on one thread than on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def live_tensors():

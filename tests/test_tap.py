@@ -72,7 +72,7 @@ def tapped(model, x, layer="middle", **options):
     return tap.activation, tap.gradient
 
 
-def agree(found, expected):
+def assert_agree(found, expected):
     for a, b in zip(found, expected, strict=True):
         assert not a.requires_grad
         torch.testing.assert_close(a, b)
@@ -84,10 +84,10 @@ def test_a_small_net_whatever_the_caller_switched_off(caller):
     expected = truth(model, x)
     model.requires_grad_(False)
     with caller():
-        agree(tapped(model, x.clone()), expected)
+        assert_agree(tapped(model, x.clone()), expected)
     model.requires_grad_(True)
     model(x).sum().backward()  # with live .grad
-    agree(tapped(model, x), expected)
+    assert_agree(tapped(model, x), expected)
 
 
 def test_resnet18_several_layers_at_once_and_each_alone():
@@ -104,8 +104,8 @@ def test_resnet18_several_layers_at_once_and_each_alone():
         tap.backward(model(x)[:, 3].sum())
     assert list(tap.calls) == ["bn1", "layer2", "layer4"]
     for name in tap.calls:
-        agree((tap.chosen(name).activation.detach(), tap.chosen(name).gradient), expected[name])
-        agree(tapped(model, x, name), expected[name])
+        assert_agree((tap.chosen(name).activation.detach(), tap.chosen(name).gradient), expected[name])
+        assert_agree(tapped(model, x, name), expected[name])
     with pytest.raises(LayerError, match="3 layers are tapped; say which: bn1, layer2, layer4"):
         _ = tap.activation
 
@@ -137,11 +137,13 @@ def test_a_layer_that_runs_several_times_gives_total_derivatives():
     score = (steps[0] + 2 * steps[1] + 3 * steps[2])[:, 3].sum()
     gradients = torch.autograd.grad(score, outputs)
     for call, expected in ((None, 2), (0, 0), (1, 1), (-1, 2)):
-        agree(tapped(model, x, "cell", call=call), (outputs[expected].detach(), gradients[expected]))
+        assert_agree(tapped(model, x, "cell", call=call), (outputs[expected].detach(), gradients[expected]))
     with Tap(model, "cell") as tap:
         tap.backward(model(x, also=True)[:, 3].sum())
     assert len(tap.calls["cell"]) == 4
-    agree((tap.activation, tap.gradient), (outputs[2].detach(), gradients[2]))  # the last that the score depends on
+    assert_agree(
+        (tap.activation, tap.gradient), (outputs[2].detach(), gradients[2])
+    )  # the last that the score depends on
     with Tap(model, "cell", call=3) as tap:
         model(x)
         with pytest.raises(LayerError, match=r"call=3 .* ran 3 times"):
@@ -190,7 +192,7 @@ def test_structures_are_handed_on_intact(kind):
     pack, unpack = STRUCTURES[kind]
     model, x = Unpacking(pack, unpack).double(), image()
     y = model.middle.conv(torch.tanh(model.first(x))).detach().requires_grad_()
-    agree(tapped(model, x), (y.detach(), torch.autograd.grad(model.tail(y)[:, 3].sum(), y)[0]))
+    assert_agree(tapped(model, x), (y.detach(), torch.autograd.grad(model.tail(y)[:, 3].sum(), y)[0]))
 
 
 def test_two_candidates_need_a_choice():
@@ -198,7 +200,7 @@ def test_two_candidates_need_a_choice():
     y = model.middle.conv(torch.tanh(model.first(x))).detach().requires_grad_()
     b = (2 * y).detach().requires_grad_()
     gradient = torch.autograd.grad(model.tail(y.detach() + b)[:, 3].sum(), b)[0]
-    agree(tapped(model, x, output="b"), (b.detach(), gradient))
+    assert_agree(tapped(model, x, output="b"), (b.detach(), gradient))
     with nothing_left_on(model), pytest.raises(LayerError, match=r"\['a'\] \(2, 4, 4, 4\), \['b'\].*output="):
         tapped(model, x)
     with pytest.raises(LayerError, match="no floating tensor"):
@@ -214,7 +216,7 @@ def test_in_place_operations_right_after_the_layer():
     model, x = InPlace().double(), image()
     found = tapped(model, x)
     assert (found[0] < 0).any()  # the ReLU has not written over the map
-    agree(found, truth(model, x, lambda y: model.last(y.mul(2).relu().mean((2, 3)))))
+    assert_agree(found, truth(model, x, lambda y: model.last(y.mul(2).relu().mean((2, 3)))))
 
 
 class NoGradBefore(Net):
@@ -240,7 +242,7 @@ class NoGradEverywhere(Net):
 @pytest.mark.parametrize("kind", [NoGradBefore, NoGradAround])
 def test_a_region_without_gradients_up_to_the_layer(kind):
     model, x = kind().double(), image()
-    agree(tapped(model, x), truth(model, x))
+    assert_agree(tapped(model, x), truth(model, x))
 
 
 class SwitchedOffForGood(Net):
@@ -253,7 +255,7 @@ class SwitchedOffForGood(Net):
 @pytest.mark.parametrize("kind", [NoGradEverywhere, SwitchedOffForGood])
 def test_a_forward_that_leaves_gradients_off_when_it_returns(kind):
     model, x = kind().double(), image()
-    agree(tapped(model, x), truth(model, x))
+    assert_agree(tapped(model, x), truth(model, x))
 
 
 class Detaching(Net):
@@ -290,11 +292,11 @@ class Checkpointed(Net):
 @pytest.mark.parametrize("where", ["around", "after"])
 def test_checkpoints(where, reentrant):
     model, x = Checkpointed(where, reentrant).double(), image()
-    agree(tapped(model, x), truth(model, x))
+    assert_agree(tapped(model, x), truth(model, x))
     with nothing_left_on(model), Tap(model, ["first", "middle", "last"]) as tap:  # one inside what runs again
         tap.backward(model(x)[:, 3].sum())
     assert [len(calls) for calls in tap.calls.values()] == [1, 1, 1]
-    agree((tap.chosen("middle").activation.detach(), tap.chosen("middle").gradient), truth(model, x))
+    assert_agree((tap.chosen("middle").activation.detach(), tap.chosen("middle").gradient), truth(model, x))
     torch.testing.assert_close(tap.chosen("last").gradient, torch.tensor([[0, 0, 0, 1, 0]] * 2).double())
 
 
@@ -303,7 +305,7 @@ def test_the_users_own_hook_on_the_layer_is_what_is_explained():
     y, _ = truth(model, x)
     handle = model.middle.register_forward_hook(lambda m, args, out: 3 * out)
     changed = (3 * y).requires_grad_()
-    agree(tapped(model, x), (changed.detach(), torch.autograd.grad(model.tail(changed)[:, 3].sum(), changed)[0]))
+    assert_agree(tapped(model, x), (changed.detach(), torch.autograd.grad(model.tail(changed)[:, 3].sum(), changed)[0]))
     assert len(model.middle._forward_hooks) == 1
     handle.remove()
 
@@ -321,7 +323,7 @@ def test_exceptions_pass_and_leave_nothing():
     model.last = nn.Linear(4, 5).double()
     with nothing_left_on(model), pytest.raises(LayerError, match="nearest names"):
         Tap(model, "midle")
-    agree(tapped(model, x), truth(model, x))
+    assert_agree(tapped(model, x), truth(model, x))
 
 
 def test_another_thread_is_left_alone():
@@ -345,7 +347,7 @@ def test_another_thread_is_left_alone():
     assert not seen[0].requires_grad
     torch.testing.assert_close(seen[0], model(2 * x))
     assert len(tap.calls["middle"]) == 1
-    agree((tap.activation, tap.gradient), expected)
+    assert_agree((tap.activation, tap.gradient), expected)
 
 
 def test_the_graph_starts_at_the_layer_and_the_input_is_not_differentiated():

@@ -28,7 +28,10 @@ from camscope.targets import Difference, Score
 from nets import CASES, Pooled, plain
 from untouched import untouched
 
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+]
 
 
 class Summed(nn.Module):
@@ -50,15 +53,6 @@ def pointwise(kind=nn.Conv2d):
 
 def inputs(*shape):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Networks this small are faster on one thread than on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # --- Augmented

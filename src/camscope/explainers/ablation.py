@@ -26,8 +26,9 @@ class AblationCAM(WeightedChannels):
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
-    forwards: ClassVar[str] = "4 + K rests"
+    forwards: ClassVar[str] = "1 + K rests"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +61,9 @@ class ReciproCAM(LayerExplainer):
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
-    forwards: ClassVar[str] = "4 + cells rests"
+    forwards: ClassVar[str] = "1 + cells rests"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
     gaussian: bool = False
     batch_size: int | None = None
 
@@ -85,8 +87,10 @@ class ReciproCAM(LayerExplainer):
 
         chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
         heat = chances[:, :-1] - chances[:, -1:]
-        if float(heat.abs().max()) < COARSE * torch.finfo(features.score.dtype).eps * float(chances.abs().max()):
-            features.note(f"no cell alone changes the score by much more than its rounding in {features.score.dtype}")
+        rounding = torch.finfo(features.score.dtype).eps * chances.abs().amax(1)
+        for sample in (heat.abs().amax(1) < COARSE * rounding).nonzero()[:, 0].tolist():
+            text = f"no cell alone changes the score by much more than its rounding in {features.score.dtype}"
+            features.note(sample, text)
         return heat.view(samples, *grid).to(features.activation.dtype)
 
     def _kept_along(self, extent: int, activation: Tensor) -> Tensor:

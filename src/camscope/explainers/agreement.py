@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer
 from camscope.explainers.cam import CAM, SPACE
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.maps import Maps
 from camscope.explanation import Explanation, Floats
 from camscope.geometry import Placement
 from camscope.targets import Score

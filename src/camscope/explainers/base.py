@@ -1,9 +1,7 @@
 """Explainer: the template that every method fills in, and METHODS, the registry of them all."""
 
 import difflib
-import math
 import os
-import platform
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,7 +15,9 @@ from torch import Tensor, nn
 
 from camscope.cards import card_of, digest
 from camscope.errors import CamscopeWarning, InputError, TargetError
+from camscope.explainers.facts import answered, versions
 from camscope.explainers.inputs import Item, Preprocessing, read_item
+from camscope.explainers.maps import Maps, statuses
 from camscope.explainers.scope import (
     Mode,
     OnNonFinite,
@@ -34,16 +34,13 @@ from camscope.explainers.scope import (
     survey,
     usable,
 )
-from camscope.explanation import MEANING, OK, ClassScore, Explanation
+from camscope.explanation import MEANING, OK, Explanation
 from camscope.hooks.base import unwrap
-from camscope.layers import Layout
 from camscope.structure import mapped
 from camscope.targets import Difference, Question, Score
-from camscope.version import __version__
 
 METHODS: dict[str, type["Explainer"]] = {}
 COMMON = ("model", "preprocess", "categories", "on_nonfinite")  # of no weight for the map
-TOP = 5
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
@@ -61,17 +58,6 @@ def register(cls: ExplainerClass) -> ExplainerClass:
     if METHODS.setdefault(cls.name, cls) is not cls:
         raise ValueError(f"a method named {cls.name!r} is registered already: {METHODS[cls.name].__qualname__}")
     return cls
-
-
-@dataclass
-class Maps:
-    """Raw maps (N,*s) of one score, and what is known of how they came about."""
-
-    heat: Tensor
-    layer: str | None = None
-    layout: Layout | None = None
-    zero_gradient: Tensor | None = None
-    notes: tuple[str, ...] = ()
 
 
 Later = Callable[[], Maps]  # a map that takes passes of its own, made when the shared ones are over
@@ -235,24 +221,19 @@ class Explainer(ABC):
 
     def _explanation(self, i: int, item: Item, run: "_Run", which: int, digits: str) -> Explanation:
         score, maps = run.scores[which], run.maps[which]
-        index, values = score.class_of(i), score.values
         return Explanation(
             heat=maps.heat[i].cpu().numpy().copy(),
             method=self.title,
-            target=index,
-            label=score.label_of(i),
-            score=float(values[i]) if values is not None else float("nan"),
-            probability=_probability(score, i, index),
-            top=_top(score, i),
+            **answered(score, i),
             layer=maps.layer,
             layout=str(maps.layout) if maps.layout else None,
             input_size=tuple(item.x.shape[1:]),
             placement=item.placement,
             status=statuses(maps)[i],
-            notes=self._notes(maps, item, run.known),
+            notes=self._notes(maps.notes_of(i), item, run.known),
             name=item.name,
             parameters=self._settings(item),
-            versions=_versions(),
+            versions=versions(),
             model=digits,
             image=item.image,
             seen=item.seen,
@@ -261,8 +242,8 @@ class Explainer(ABC):
     def _settings(self, item: Item) -> dict[str, Any]:
         return self.parameters if item.image is None else {**self.parameters, "preprocess": repr(self.preprocess)}
 
-    def _notes(self, maps: Maps, item: Item, known: Survey) -> tuple[str, ...]:
-        notes = list(maps.notes)
+    def _notes(self, found: tuple[str, ...], item: Item, known: Survey) -> tuple[str, ...]:
+        notes = list(found)
         if known.model is not self.model:
             notes.append(f"the eager model inside {type(self.model).__name__} was explained")
         elif known.compiled:
@@ -353,46 +334,9 @@ def _made(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch:
     return made
 
 
-def statuses(maps: Maps) -> list[str]:
-    """One word per sample: "ok", or the gravest key of `MEANING` that applies."""
-    flat = maps.heat.detach().flatten(1)
-    low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
-    zero = [False] * len(flat) if maps.zero_gradient is None else maps.zero_gradient.tolist()
-    return [_status(flat.shape[1], zero[i], low[i], high[i]) for i in range(len(flat))]
-
-
-def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "nonfinite"
-    if zero_gradient:
-        return "zero_gradient"
-    if cells == 1:
-        return "no_spatial_resolution"
-    if not high > 0:
-        return "no_positive_evidence"
-    return "flat" if low == high else OK
-
-
 def _declared(setting: str, kind: type) -> type | None:
     """The class that a setting comes from: one of the same name may mean something else elsewhere."""
     return next((one for one in kind.__mro__ if setting in vars(one).get("__annotations__", {})), None)
-
-
-def _probability(score: Score, i: int, index: int | None) -> float | None:
-    return None if index is None else score.chances(i)[index]
-
-
-def _top(score: Score, i: int) -> tuple[ClassScore, ...]:
-    if score.logits is None:
-        return ()
-    logits = score.logits[i].double().cpu()
-    chances = score.chances(i)
-    best = logits.topk(min(TOP, len(logits))).indices.tolist()
-    return tuple(ClassScore(k, score.name_of(k), float(logits[k]), chances[k]) for k in best)
-
-
-def _versions() -> dict[str, str]:
-    return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def _names(given: Any) -> tuple[str, ...] | None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps, register
+from camscope.explainers.base import Explainer, register
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
+from camscope.explainers.maps import Maps
 from camscope.explainers.masks import smoothed
 from camscope.explainers.scope import checked_finite, full_precision
 from camscope.targets import Score

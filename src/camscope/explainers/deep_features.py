@@ -37,8 +37,9 @@ class DeepFeatureFactorization(LayerExplainer):
     """
 
     name, paper = "dff", "arXiv:1806.10206"
-    forwards: ClassVar[str] = "4 + concepts rests"
+    forwards: ClassVar[str] = "1 + concepts rests"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
     concepts: int = 5
     sweeps: int = 200
     tolerance: float = 1e-6
@@ -84,6 +85,8 @@ class DeepFeatureFactorization(LayerExplainer):
             joint = self._factorised(matrix.flatten(0, 1)[None])
             maps, vectors = joint.maps[0].unflatten(0, matrix.shape[:2]), joint.vectors.expand(len(x), -1, -1)
             parts = [slice(start, start + AT_ONCE) for start in range(0, len(x), AT_ONCE)]
+            if len(pages) > 1:  # what each has for its next passes must not be held for all
+                pages = [replace(page, replay=None) for page in pages]
             gains = [gains_of(page, maps[part], vectors[part]) for page, part in zip(pages, parts, strict=True)]
         return _concepts(items, pages[0], replace(joint, maps=maps), torch.cat(gains))
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.principal import units
+from camscope.explainers.scope import full_precision
 
 EVERY = 10  # sweeps between two looks at the error
 NO_ROOT = 1e-13  # an eigenvalue this small beside the largest is rounding
@@ -24,49 +25,54 @@ class Factors:
 
 
 def factorised(matrix: Tensor, parts: int, *, sweeps: int = 200, tolerance: float = 1e-6) -> Factors:
-    """(N,n,K), not negative -> its factors, at most as many as n or K, in float64.
+    """(N,n,K), not negative -> its factors, at most as many as n or K, in at least float32.
 
     Hierarchical alternating least squares (Cichocki & Phan 2009): the best of one row of one factor at a time. It begins
     at the singular vectors' larger halves (Boutsidis & Gallopoulos 2008), so nothing is random. A matrix is done when ten
     sweeps lower its relative error by less than `tolerance`, or after so many sweeps.
     """
-    full = matrix.double()
+    full = full_precision(matrix).contiguous()
     size = full.amax((1, 2), keepdim=True)
     full = torch.where(size > 0, full / size, 0)
-    maps, vectors = _halves(full, min(parts, *full.shape[1:]))
+    maps, vectors = (one.to(full) for one in _halves(full.double(), min(parts, *full.shape[1:])))
     error = _missing(full, maps, vectors)
-    unfinished = torch.ones_like(error, dtype=torch.bool)
+    going = torch.arange(len(full), device=full.device)
+    part, turned = full, full.mT.contiguous()
     for _ in range(0, sweeps, EVERY):
-        better = maps, vectors
-        for _ in range(EVERY):
-            better = _swept(full, *better)
-        maps, vectors = (
-            torch.where(unfinished[:, None, None], new, old) for new, old in zip(better, (maps, vectors), strict=True)
-        )
-        left = _missing(full, maps, vectors)
-        unfinished &= error - left >= tolerance
-        error = left
-        if not bool(unfinished.any()):
+        rows, columns = _Rows(vectors[going]), _Rows(maps[going].mT)
+        for _ in range(EVERY):  # each map, then each vector, is the best one there is while all others stay
+            columns.improve(rows.values, turned)
+            rows.improve(columns.values, part)
+        maps[going], vectors[going] = columns.values.mT, rows.values
+        left = _missing(part, maps[going], vectors[going])
+        more = error[going] - left >= tolerance
+        error[going] = left
+        if not bool(more.all()):
+            going, part, turned = going[more], part[more], turned[more]
+        if len(going) == 0:
             break
     return _ordered(maps * size, vectors, error)
 
 
-def _swept(full: Tensor, maps: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """One sweep: each map, then each vector, is the best one there is while all others stay."""
-    columns = _improved(maps.mT, vectors @ full.mT, vectors @ vectors.mT)
-    return columns.mT, _improved(vectors, columns @ full, columns @ columns.mT)
+class _Rows:
+    """One factor (N,C,m), and the room in which it is made better: matrices this small cost their allocation."""
 
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.contiguous().clone()
+        self._wanted, overlap = torch.empty_like(self.values), values.new_empty(*values.shape[:2], values.shape[1])
+        self._overlap, self._own = overlap, overlap.diagonal(dim1=1, dim2=2)
+        self._parts = list(zip(*(one.split(1, 1) for one in (self.values, self._wanted, overlap)), strict=True))
 
-def _improved(rows: Tensor, wanted: Tensor, overlap: Tensor) -> Tensor:
-    """(N,C,m) rows of one factor, one after the other: relu(wanted - overlap with the other rows), over that with itself."""
-    own = overlap.diagonal(dim1=1, dim2=2)[..., None]
-    share = torch.where(own > 0, 1 / own, 0)
-    wanted, others = wanted * share, (overlap - torch.diag_embed(own[..., 0])) * share
-    rows = rows.clone()
-    for c in range(rows.shape[1]):
-        one = slice(c, c + 1)
-        rows[:, one] = torch.baddbmm(wanted[:, one], others[:, one], rows, alpha=-1).relu_()
-    return rows
+    def improve(self, other: Tensor, full: Tensor) -> None:
+        """One row after the other: relu(wanted - overlap with the other rows), over its overlap with itself."""
+        torch.bmm(other, full, out=self._wanted)
+        torch.bmm(other, other.mT, out=self._overlap)
+        share = torch.where(self._own > 0, 1 / self._own, 0)[..., None]
+        self._wanted.mul_(share)
+        self._overlap.mul_(-share)
+        self._own.zero_()
+        for row, wanted, others in self._parts:
+            torch.clamp_min(torch.baddbmm(wanted, others, self.values), 0, out=row)
 
 
 def _halves(full: Tensor, parts: int) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, copies_within_memory, in_chunks
 from camscope.explainers.rest import Rest, Versions
+from camscope.hooks.replay import Replay
 from camscope.layers import Layout
 from camscope.targets import Score
 
@@ -35,8 +37,12 @@ class Features:
     call: int = 0
     batch_size: int | None = None
     widths: Widths = field(default_factory=Widths)
+    replay: Replay | None = None
     notes: tuple[str, ...] = ()
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "remarks", [[] for _ in self.x])
 
     @property
     def gradient(self) -> Tensor:
@@ -87,13 +93,13 @@ class Features:
         """(count,): how much of the score each of so many other activations loses, see `scores_with`."""
         return self._rest.losses(count, versions)
 
-    def scores_changed(self, change: Callable[[Tensor], object]) -> Tensor:
-        """(N,): the scores when `change` has worked on all samples' activations (N,K,*s) in place, in one pass."""
+    def passed(self, change: Callable[[Tensor], object]) -> Any:
+        """The model's output when `change` has worked on all samples' activations (N,K,*s) in place, in one pass."""
         return self._rest.at_once(change)
 
-    def note(self, text: str) -> None:
-        """Add to what the result says of how it came about."""
-        self.remarks.append(text)
+    def note(self, sample: int, text: str) -> None:
+        """Add to what one sample's result says of how it came about."""
+        self.remarks[sample].append(text)
 
     def _copies(self, width: int) -> int:
         if self.batch_size is not None:
@@ -112,4 +118,5 @@ class Features:
             call=self.call,
             widths=self.widths,
             batch_size=self.batch_size,
+            replay=self.replay or Replay(self.score.model, self.layer, self.call),
         )

@@ -4,10 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from camscope.explainers.base import Explainer, Maps, register
+from camscope.explainers.base import Explainer, register
 from camscope.explainers.biases import Bias
+from camscope.explainers.maps import Maps
 from camscope.explainers.scope import calm, checked_input, survey
 from camscope.explainers.shares import Completeness, Shares, taken_apart
 from camscope.targets import Question, Score
@@ -37,10 +39,10 @@ class WholeNetwork(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
         every = taken_apart(x, scores, self)
-        return [Maps(one.map(), zero_gradient=~one.reached, notes=self.said(one)) for one in every]
+        return [Maps(one.map(), zero_gradient=~one.reached, own=self.said(one)) for one in every]
 
-    def said(self, shares: Shares) -> tuple[str, ...]:
-        """What the result says of itself."""
+    def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:
+        """What each sample's result says of itself."""
         return ()
 
 
@@ -61,16 +63,17 @@ class FullGrad(WholeNetwork):
         """(N,K,*s): b ∘ ∂f/∂z"""
         return gradient * bias.values()
 
-    def said(self, shares: Shares) -> tuple[str, ...]:
+    def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:
         """The score as the sum of its parts."""
-        parts, samples, names = shares.completeness(), len(shares.x), list(shares.without_place)
-        rows = (parts.score, parts.input, parts.placed, parts.unplaced, parts.gap)
-        score, x, placed, unplaced, gap = (float(row.double().mean()) for row in rows)
-        whose = "the score" if samples == 1 else f"the mean score of {samples} inputs"
+        parts, names = shares.completeness(), list(shares.without_place)
+        rows = torch.stack([parts.score, parts.input, parts.placed, parts.unplaced, parts.gap], 1)
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"
-        return (
-            f"{whose}, {score:.4g}, is {x:+.4g} of the input, {placed:+.4g} of biases in the map, {unplaced:+.4g} of "
-            f"biases without a place ({where}), and {gap:+.2g} of neither",
+        return tuple(
+            (
+                f"the score, {score:.4g}, is {x:+.4g} of the input, {placed:+.4g} of biases in the map, {unplaced:+.4g} of "
+                f"biases without a place ({where}), and {gap:+.2g} of neither",
+            )
+            for score, x, placed, unplaced, gap in rows.tolist()
         )
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps, statuses
+from camscope.explainers.base import Explainer
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.maps import Maps, merged, statuses
 from camscope.explainers.scope import expect_one_of
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.explanation import MEANING, OK, Explanation
@@ -108,14 +109,8 @@ def _over_maximum(maps: Tensor) -> Tensor:
 def gathered(maps: Sequence[Maps], heat: Tensor, scaled: str) -> Maps:
     """The one map (N,*s) that several became, with what is known of each; `scaled`: how they were made comparable."""
     layers = list(filter(None, (one.layer for one in maps)))
-    zeros = [one.zero_gradient for one in maps if one.zero_gradient is not None]
-    notes = dict.fromkeys(note for one in maps for note in one.notes)
-    return Maps(
-        heat,
-        layer=" + ".join(layers) or None,
-        zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(maps) else None,
-        notes=(*notes, scaled, *filter(None, map(_said, maps))),
-    )
+    made = merged(maps, heat, scaled, *filter(None, map(_said, maps)))
+    return replace(made, layer=" + ".join(layers) or None, layout=None)
 
 
 def _said(maps: Maps) -> str | None:

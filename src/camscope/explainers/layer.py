@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from camscope.cards import card_of
-from camscope.explainers.base import Explainer, Later, Maps
+from camscope.explainers.base import Explainer, Later
 from camscope.explainers.features import Features
+from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
@@ -27,7 +28,7 @@ class LayerExplainer(Explainer):
     ambiguous; `reshape`: a callable output -> (N,K,*s) instead.
 
     Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
-    while it combines.
+    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again.
     """
 
     layer: str | nn.Module | None = None
@@ -40,6 +41,7 @@ class LayerExplainer(Explainer):
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
+    runs_rest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,10 +101,10 @@ class LayerExplainer(Explainer):
         if features.found is not None:  # a method that asks of other inputs too may find something all the same
             zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
         notes = [f"layer {features.layer!r} was chosen"] if self.layer is None else []
-        notes += [*features.notes, *features.remarks]
+        notes += features.notes
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
-        return Maps(heat, features.layer, features.layout, zero, tuple(notes))
+        return Maps(heat, features.layer, features.layout, zero, tuple(notes), tuple(map(tuple, features.remarks)))
 
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.

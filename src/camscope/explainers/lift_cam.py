@@ -1,6 +1,6 @@
 """LIFT-CAM: channels weighed by what they contribute to the score, in one backward pass. A: (N,K,*s)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,10 @@ class LIFTCAM(WeightedChannels):
     """
 
     name, paper = "liftcam", "arXiv:2102.05228"
-    forwards: ClassVar[str] = "3"
+    forwards: ClassVar[str] = "1 + 2 rests"
     backwards: ClassVar[str] = "1"
     runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -36,27 +37,25 @@ class LIFTCAM(WeightedChannels):
                 rule.begin()
                 maps.zero_()
 
-            def again() -> Any:
-                rule.rewind()
-                return features.score.forward(features.x)
-
-            blanked = features.scores_changed(blank)
+            blanked = features.score.read(features.passed(blank), len(features.x))
+            rule.pause()
             tap = Tap(features.score.model, features.layer, output=features.output, call=features.call)
             with tap:
-                tap.backward(features.score.read(tap.run(again), len(features.x)).sum())
+                output = tap.run(lambda: features.passed(lambda maps: rule.follow()))
+                tap.backward(features.score.read(output, len(features.x)).sum())
         multipliers = features.to_maps(tap.gradient).to(features.activation)
         contributions = (multipliers * features.activation).flatten(2).sum(SPACE, keepdim=True)
         self._check(features, contributions.sum((1, 2)), features.values - blanked)
         return contributions
 
     def _check(self, features: Features, total: Tensor, change: Tensor) -> None:
-        """A note of the sample whose contributions miss the score's change by most."""
+        """A note where a sample's contributions miss the score's change."""
         gap = (total - change).abs() / change.abs()
         rounding = torch.finfo(change.dtype).eps ** 0.5 * features.values.abs()
         gap = torch.where((total - change).abs() > rounding, gap, 0)
-        if float(gap.max()) > INCOMPLETE:
-            worst = int(gap.argmax())
+        for sample in (gap > INCOMPLETE).nonzero()[:, 0].tolist():
             features.note(
-                f"the channels' contributions add up to {float(total[worst]):.3g}, where the score loses "
-                f"{float(change[worst]):.3g} without them all: what is not elementwise behind the layer keeps its gradient"
+                sample,
+                f"the channels' contributions add up to {float(total[sample]):.3g}, where the score loses "
+                f"{float(change[sample]):.3g} without them all: what is not elementwise behind the layer keeps its gradient",
             )

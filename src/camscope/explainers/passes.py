@@ -1,7 +1,7 @@
 """Pass: one forward pass that any number of methods, layers and scores share, one backward pass a score."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +14,7 @@ from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
 from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
 from camscope.hooks.base import find_layer, find_layers
+from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
 from camscope.layers import Layout, read_layout
@@ -33,6 +34,7 @@ class Asker(Protocol):
     needs_gradient: ClassVar[bool]
     second_order: ClassVar[bool]
     runs_model: ClassVar[bool]
+    runs_rest: ClassVar[bool]
 
     @property
     def question(self) -> Hashable:
@@ -43,10 +45,16 @@ class Asker(Protocol):
 
 
 class Pass(ExitStack):
-    """The forward pass of x (N,C,*S) runs at the start of the `with`; `features` runs the backward passes."""
+    """The forward pass of x (N,C,*S) runs at the start of the `with`; `features` runs the backward passes.
 
-    def __init__(self, tools: Sequence[Asker], layers: Sequence[str], x: Tensor, scores: Sequence[Score]) -> None:
+    `first`: whether methods may ask for more passes on account of what this one shows.
+    """
+
+    def __init__(
+        self, tools: Sequence[Asker], layers: Sequence[str], x: Tensor, scores: Sequence[Score], *, first: bool = True
+    ) -> None:
         super().__init__()
+        self._first = first
         self._tools, self._layers, self._x, self._scores = tools, layers, x, scores
         self._graph = any(tool.needs_gradient for tool in tools)
         self._curved = any(tool.second_order for tool in tools)
@@ -79,9 +87,12 @@ class Pass(ExitStack):
 
     def _run(self) -> None:
         first, model, scores = self._tools[0], self._scores[0].model, self._scores
-        again = [self._layers[t] for t, tool in enumerate(self._tools) if tool.runs_model]
+        again = [self._layers[t] for t, tool in enumerate(self._tools) if tool.runs_model and self._first]
         self._widths: dict[str, Widths] = {}
         tapped = list(dict.fromkeys(self._layers))
+        # what comes before the one layer is remembered for the passes that follow; of several, each would keep its own
+        replayed = self._first and len(tapped) == 1 and any(tool.runs_rest for tool in self._tools)
+        self._replay = Replay(model, tapped[0], first.call or 0) if replayed else None
         self._tap = self.enter_context(Tap(model, tapped, output=first.output, call=first.call, gradients=self._graph))
         if self._curved:  # fused attention has no second derivative
             self.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -90,6 +101,7 @@ class Pass(ExitStack):
         with ExitStack() as around:
             if again:
                 self._widths = around.enter_context(measured(model, find_layers(model, again)))
+            around.enter_context(self._replay or nullcontext())
             output = self._tap.run(lambda: scores[0].forward(self._x))
         # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
         self._several = first.call is None and any(len(calls) > 1 for calls in self._tap.calls.values())
@@ -139,6 +151,7 @@ class Pass(ExitStack):
             call=place,
             batch_size=getattr(tool, "batch_size", None),
             widths=self._widths.get(layer, Widths()),
+            replay=self._replay if self._replay and self._replay.remembers and self._replay.call == place else None,
             notes=notes,
         )
 
@@ -169,7 +182,7 @@ def _layout(
 
 
 def _again(tool: Asker, layer: str, score: Score, x: Tensor) -> Features:
-    with Pass([tool], [layer], x, [score]) as another:
+    with Pass([tool], [layer], x, [score], first=False) as another:
         return next(features for _, features in another.features(0))
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import COMMON, METHODS, Explainer, Maps, register
+from camscope.explainers.base import COMMON, METHODS, Explainer, register
 from camscope.explainers.fusion import gathered, together
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
+from camscope.explainers.maps import Maps
 from camscope.explainers.masks import stretched
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import SpatialLayer, spatial_layers

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -49,15 +49,16 @@ class Rest:
     call: int
     widths: Widths
     batch_size: int | None
+    replay: Replay
 
     def scores(self, count: int, versions: Versions, read: Read) -> Tensor:
         """(count,): what is read of so many versions; see `Features.scores_with`."""
         return self._in_pieces(self._way, count, versions, partial(self._pass, self._way, read))
 
-    def at_once(self, change: Change) -> Tensor:
-        """(N,): the scores of one pass in which all samples' activations are changed."""
-        every = torch.arange(len(self.x), device=self.x.device)
-        return self._forward(self.x, None, every, change, self.score.read, None)
+    def at_once(self, change: Change) -> Any:
+        """The output of one pass in which all samples' activations are changed."""
+        with self.replay:
+            return self._output(self.x, None, torch.arange(len(self.x), device=self.x.device), change)
 
     def losses(self, count: int, versions: Versions) -> Tensor:
         """(count,): clean score minus altered one, both of one pass, so that what rounding does to all rows cancels."""
@@ -78,12 +79,9 @@ class Rest:
 
     def _works(self, way: str) -> bool:
         """A way that keeps samples apart; where its later passes are replayed, one of those must do so too."""
-        once = way != "together"
-        return self._keeps_apart(way) and (once or not self._replay.remembers or self._keeps_apart(way))
-
-    @cached_property
-    def _replay(self) -> Replay:
-        return Replay(self.score.model, self.layer, self.call)
+        known = self.replay.remembers
+        seen_all = known or way != "together"
+        return self._keeps_apart(way) and (seen_all or not self.replay.remembers or self._keeps_apart(way))
 
     def _keeps_apart(self, way: str) -> bool:
         """Whether each sample keeps its score between rows whose activation is zero; they are of an odd number.
@@ -124,7 +122,7 @@ class Rest:
         """(R,): what is read of the rows after one forward pass."""
         rows = torch.arange(len(owners), device=owners.device)
         if way == "together":
-            with self._replay:
+            with self.replay:
                 return self._forward(self.x, None, owners, change, read, owners)
         if way == "apart":
             return self._forward(self.x.index_select(0, owners[:1]), owners[:1], rows * 0, change, read, owners)
@@ -137,11 +135,13 @@ class Rest:
         self, x: Tensor, asked: Tensor | None, rows: Tensor, change: Change, read: Read, owners: Tensor | None
     ) -> Tensor:
         """One pass of x, versions of the samples `asked`, whose layer hands on `rows` of its own, changed."""
+        return read(self._output(x, asked, rows, change), len(rows), owners).detach()
+
+    def _output(self, x: Tensor, asked: Tensor | None, rows: Tensor, change: Change) -> Any:
         with branched(
             self.score.model, self.layer, rows, partial(self._changed, change), output=self.output, call=self.call
         ):
-            output = self.score.forward(x, asked)
-        return read(output, len(rows), owners).detach()
+            return self.score.forward(x, asked)
 
     def _changed(self, change: Change, rows: Tensor) -> Tensor:
         maps = self.to_maps(rows)

@@ -25,7 +25,7 @@ class Replay:
 
     def __init__(self, model: nn.Module, layer: str | nn.Module, call: int = 0) -> None:
         name, self._layer = find_layer(unwrap(model), layer)
-        self._last, self._modules = call, _beside(unwrap(model), name)
+        self.call, self._modules = call, _beside(unwrap(model), name)
         self._outputs: dict[tuple[int, int], tuple[Tensor, int]] = {}  # by module and call: an output and its version
         self._ready = False
 
@@ -71,7 +71,7 @@ class Replay:
             plain = isinstance(output, Tensor) and not output.requires_grad and not output.is_inference()
             if not self._ready and not self._over and plain and before == list(map(_version, given)):
                 self._outputs[place] = output, output._version
-        self._over = self._over or (module is self._layer and place[1] == self._last)
+        self._over = self._over or (module is self._layer and place[1] == self.call)
         return output
 
 

@@ -45,11 +45,11 @@ class Rescale(TorchFunctionMode):
 
         with Rescale() as rule:
             reference(model, x)             # calls rule.begin() at the layer from which on the two passes differ
-            rule.rewind()
-            score = model(x).sum()
+            rule.pause()
+            score = model(x).sum()          # calls rule.follow() there
             torch.autograd.grad(score, layer_output)
 
-    The n-th elementwise function of one pass is the n-th of the other, however the model is written, and wherever its
+    The n-th elementwise function behind the layer is the n-th of the other pass, however the model is written, and wherever its
     rows lie. Where the model took another path, and where the two inputs are the same to within rounding, a function
     keeps its gradient; so do all other operations. Acts in the thread that entered it.
     """
@@ -57,15 +57,19 @@ class Rescale(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._references: dict[int, tuple[str, Tensor]] = {}
-        self._count, self._noting = 0, False
+        self.pause()
 
     def begin(self) -> None:
         """From here on this pass is the reference."""
-        self._noting = True
+        self._count, self._noting, self._following = 0, True, False
 
-    def rewind(self) -> None:
-        """The reference pass is over, and another pass starts from its beginning."""
-        self._count, self._noting = 0, False
+    def pause(self) -> None:
+        """From here on functions are what they are."""
+        self._count, self._noting, self._following = 0, False, False
+
+    def follow(self) -> None:
+        """From here on this pass is held against the reference."""
+        self._count, self._noting, self._following = 0, False, True
 
     def __torch_function__(
         self,
@@ -88,7 +92,7 @@ class Rescale(TorchFunctionMode):
             self._references[place] = name, z.detach().clone()
         known, reference = self._references.get(place, ("", z))
         if (
-            self._noting
+            not self._following
             or name != known
             or z.shape != reference.shape
             or not (z.requires_grad and torch.is_grad_enabled())

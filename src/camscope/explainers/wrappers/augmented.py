@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer
 from camscope.explainers.grids import on_grid, resized
+from camscope.explainers.maps import Maps, merged
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.targets import Score
 
@@ -84,11 +85,7 @@ def _mean(rounds: Sequence[Sequence[Maps]]) -> Maps:
     for total, size in zip(sums[1:], sizes[1:], strict=True):
         heat = heat + total * torch.where(size > 0, sizes[0] / size, 0)
     made = [one for views in rounds for one in views]
-    zeros = [one.zero_gradient for one in made if one.zero_gradient is not None]
-    zero = torch.stack(zeros).all(0) if len(zeros) == len(made) else None
-    notes = dict.fromkeys(note for one in made for note in one.notes)
-    said = f"the mean of {len(made)} views"
-    return replace(made[0], heat=heat / len(made), zero_gradient=zero, notes=(*notes, said))
+    return merged(made, heat / len(made), f"the mean of {len(made)} views")
 
 
 def _size(heat: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer
+from camscope.explainers.maps import Maps
 from camscope.hooks.base import unwrap
 from camscope.targets import Difference, Question, Score
 

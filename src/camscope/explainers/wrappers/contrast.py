@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer
+from camscope.explainers.maps import Maps
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.targets import Difference, Question, Score
 

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from camscope.explainers.base import Explainer, Maps
+from camscope.explainers.base import Explainer
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
+from camscope.explainers.maps import Maps
 from camscope.explainers.principal import first_component
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.explainers.wrappers.contrast import Contrast

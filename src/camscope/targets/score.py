@@ -1,45 +1,21 @@
 """Score: the one number per sample that is explained."""
 
-import difflib
-import numbers
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import CamscopeWarning, InputError, TargetError
+from camscope.errors import InputError, TargetError
 from camscope.structure import leaves, mapped
+from camscope.targets.classes import pair_of
+from camscope.targets.outputs import checked_scores, class_scores, full, one_each, warn_of_probabilities
+from camscope.targets.questions import Question, plain
 
 SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The question why class `a` rather than class `b`: the difference of their scores. Indices or names.
-
-    >>> score = Score(nn.Identity(), Difference("dog", "cat"), categories=["cat", "dog"])
-    >>> score(torch.tensor([[1.0, 3.0]])).tolist(), score.label_of(0)
-    ([2.0], 'dog rather than cat')
-    """
-
-    a: int | str
-    b: int | str
-
-    def __post_init__(self) -> None:
-        for side in ("a", "b"):
-            one = _plain(getattr(self, side))
-            if not isinstance(one, int | str):
-                raise TargetError(f"{side}={one!r} of a Difference: expected one class index or name")
-            object.__setattr__(self, side, one)
-
-
-Question = int | str | Difference | Tensor | Sequence[int | str | Difference | None] | Callable[[Any], Tensor] | None
 
 
 class Score:
@@ -70,7 +46,7 @@ class Score:
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.model, self._args, self._kwargs, self._around = model, args, dict(kwargs or {}), around
-        self.target = target if callable(target) else _plain(target)
+        self.target = target if callable(target) else plain(target)
         self.categories = categories
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
@@ -109,7 +85,7 @@ class Score:
     def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
         raw = self._read(output, samples, owners)
-        values, self.dtype = _full(raw), raw.dtype
+        values, self.dtype = full(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values
@@ -123,7 +99,7 @@ class Score:
         if callable(self.target) or self._pairs is None or (logits := class_scores(output)).shape[1] == 1:
             return values
         pairs = self._pairs if owners is None else self._pairs[owners]
-        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - _full(logits).logsumexp(1)).exp())
+        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full(logits).logsumexp(1)).exp())
 
     def expect_companions(self, x: Tensor) -> None:
         """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.
@@ -154,13 +130,13 @@ class Score:
         if callable(self.target) and owners is not None:
             return self._asked_in_turn(self.target, output, owners)
         if callable(self.target):
-            return _one_each(_checked_scores(self.target(output), self.target), samples)
-        logits = _one_each(class_scores(output), samples)
+            return one_each(checked_scores(self.target(output), self.target), samples)
+        logits = one_each(class_scores(output), samples)
         if self._pairs is None:
             self._pairs = self._fixed(logits.detach())
             self.classes = None if bool((self._pairs[:, 1] >= 0).any()) else self._pairs[:, 0]
             self.logits = logits.detach()
-            _warn_of_probabilities(self.logits)
+            warn_of_probabilities(self.logits)
         pairs = self._pairs if owners is None else self._pairs[owners]
         if len(pairs) != len(logits):
             raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(pairs)}")
@@ -181,7 +157,7 @@ class Score:
         found: list[Tensor] = []
         for rows, chosen in _turns(owners, samples):
             asked = mapped(output, partial(_picked, chosen, len(owners)))
-            found.append(_one_each(_checked_scores(target(asked), target), samples)[owners[rows]])
+            found.append(one_each(checked_scores(target(asked), target), samples)[owners[rows]])
         order = torch.cat([rows for rows, _ in _turns(owners, samples)])
         return torch.cat(found)[order.argsort()]
 
@@ -225,48 +201,8 @@ class Score:
         if len(wanted) != len(logits):
             raise TargetError(f"{len(wanted)} targets for a batch of {len(logits)}: give one, or one per sample")
         top = logits.argmax(1).tolist()
-        pairs = [self._two(one, best, logits.shape[1]) for one, best in zip(wanted, top, strict=True)]
+        pairs = [pair_of(one, best, logits.shape[1], self.categories) for one, best in zip(wanted, top, strict=True)]
         return torch.tensor(pairs, device=logits.device)
-
-    def _two(self, wanted: int | str | Difference | None, best: int, classes: int) -> tuple[int, int]:
-        if not isinstance(wanted, Difference):
-            return (best if wanted is None else self._index(wanted, classes)), -1
-        first, second = self._index(wanted.a, classes), self._index(wanted.b, classes)
-        if first == second:
-            raise TargetError(f"{wanted} is of class {first} with itself, which is always 0: name two classes")
-        return first, second
-
-    def _index(self, wanted: int | str, classes: int) -> int:
-        index = wanted if isinstance(wanted, int) else self._named(wanted, classes)
-        if 0 <= index < classes:
-            return index
-        if classes == 1:
-            raise TargetError(
-                f"class {index} of a model with one output: its only class is 0 (or None); for the evidence against it "
-                f"pass target=lambda output: -output.flatten()"
-            )
-        raise TargetError(f"class {index} is out of range: the model has {classes} classes (0..{classes - 1})")
-
-    def _named(self, name: str, classes: int) -> int:
-        if not self.categories:
-            raise TargetError(
-                f"class {name!r} by name: the model's categories are not known; pass categories= or an index"
-            )
-        if len(self.categories) != classes:
-            raise TargetError(
-                f"class {name!r} by name: {len(self.categories)} categories for a model with {classes} classes; "
-                f"pass the index, or the right categories="
-            )
-        folded = name.casefold()
-        exact = [i for i, category in enumerate(self.categories) if category.casefold() == folded]
-        found = exact or [i for i, c in enumerate(self.categories) if folded in map(str.strip, c.casefold().split(","))]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            choice = ", ".join(f"{i} {self.categories[i]!r}" for i in found)
-            raise TargetError(f"class {name!r} is ambiguous: {choice}; pass the index")
-        near = difflib.get_close_matches(name, self.categories, n=3, cutoff=0.0)
-        raise TargetError(f"no class {name!r}; nearest names: {', '.join(map(repr, near))}")
 
 
 @contextmanager
@@ -301,43 +237,10 @@ class EveryClass(Score):
             logits = class_scores(output)
         except TargetError:
             logits = torch.zeros(samples, 0)
-        logits = _one_each(logits, samples)
+        logits = one_each(logits, samples)
         if self.values is None:
             self.values = self.logits = logits.detach()
         return logits
-
-
-def class_scores(output: object) -> Tensor:
-    """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
-    found = output if isinstance(output, Tensor) else _logits_in(output)
-    if not found.is_floating_point():
-        raise TargetError(
-            f"the model's output is {found.dtype}: there is no gradient of integers; explain a float output"
-        )
-    if found.ndim < 2:
-        return found.reshape(-1, 1)
-    if found.ndim > 2 and any(extent > 1 for extent in found.shape[2:]):
-        raise TargetError(
-            f"the output {tuple(found.shape)} has a class score at every place; pass a target that reduces it, e.g. "
-            f"target=lambda output: output[:, 3].mean((1, 2)), or with a mask: (output[:, 3] * mask).sum((1, 2))"
-        )
-    return found.flatten(1)
-
-
-def _logits_in(output: object) -> Tensor:
-    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(named, Tensor):
-        return named
-    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
-    flat = [leaf for _, leaf in found if leaf.ndim == 2]
-    if len(flat) == 1:
-        return flat[0]
-    if len(found) == 1:
-        return found[0][1]
-    listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in found) or "no float tensor"
-    raise TargetError(
-        f"which number of a {type(output).__name__} is explained? it holds {listing}; pass target= a callable output -> (N,)"
-    )
 
 
 def _turns(owners: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -354,57 +257,3 @@ def _turns(owners: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
 def _picked(chosen: Tensor, rows: int, leaf: Tensor) -> Tensor:
     """The chosen rows of a part of the output that has so many; another part as it is."""
     return leaf[chosen] if leaf.ndim > 0 and len(leaf) == rows else leaf
-
-
-def _full(values: Tensor) -> Tensor:
-    """At least float32: sums and differences of half precision lose what they compare."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def _plain(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
-    """A target as plain ints and names; a bool, a float or anything else is refused by name."""
-    if isinstance(target, Tensor) or hasattr(target, "tolist"):
-        target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
-    if isinstance(target, list | tuple):
-        plain = [_plain(one) for one in target]
-        if any(isinstance(one, list) for one in plain):
-            raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
-        return plain  # type: ignore[return-value]  # the line above leaves no list inside
-    if target is None or isinstance(target, str | Difference):
-        return target
-    if isinstance(target, bool) or not isinstance(target, numbers.Integral):
-        raise TargetError(
-            f"target {target!r} is a {type(target).__name__}: expected a class index, a class name, None, one of these per "
-            f"sample, or a callable output -> (N,)"
-        )
-    if int(target) < 0:
-        raise TargetError(f"class {target} is negative: classes count from 0")
-    return int(target)
-
-
-def _checked_scores(scores: object, target: object) -> Tensor:
-    name = getattr(target, "__name__", type(target).__name__)
-    if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim > 1:
-        came = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-        raise TargetError(f"the target {name!r} returned {came}; expected one float per sample, shape (N,)")
-    return scores.reshape(-1)
-
-
-def _one_each(scores: Tensor, samples: int) -> Tensor:
-    if len(scores) != samples:
-        raise TargetError(
-            f"{len(scores)} scores for a batch of {samples}: expected one row per sample, from the model (is a batch "
-            f"of one squeezed?) or from the target (is the batch summed?)"
-        )
-    return scores
-
-
-def _warn_of_probabilities(logits: Tensor) -> None:
-    if logits.shape[1] > 1 and bool((logits >= 0).all()):
-        sums = logits.double().sum(1)
-        if bool(((sums - 1).abs() < 1e-3).all()):
-            message = (
-                "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
-                "where a probability is near 1 its gradient is rounding noise"
-            )
-            warnings.warn(message, CamscopeWarning, stacklevel=2)

@@ -1,0 +1,79 @@
+"""Outputs: the class scores in whatever a model returns, and what must be true of scores."""
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from camscope.errors import CamscopeWarning, TargetError
+from camscope.structure import leaves
+
+
+def class_scores(output: object) -> Tensor:
+    """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
+    found = output if isinstance(output, Tensor) else _logits_in(output)
+    if not found.is_floating_point():
+        raise TargetError(
+            f"the model's output is {found.dtype}: there is no gradient of integers; explain a float output"
+        )
+    if found.ndim < 2:
+        return found.reshape(-1, 1)
+    if found.ndim > 2 and any(extent > 1 for extent in found.shape[2:]):
+        raise TargetError(
+            f"the output {tuple(found.shape)} has a class score at every place; pass a target that reduces it, e.g. "
+            f"target=lambda output: output[:, 3].mean((1, 2)), or with a mask: (output[:, 3] * mask).sum((1, 2))"
+        )
+    return found.flatten(1)
+
+
+def _logits_in(output: object) -> Tensor:
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
+    flat = [leaf for _, leaf in found if leaf.ndim == 2]
+    if len(flat) == 1:
+        return flat[0]
+    if len(found) == 1:
+        return found[0][1]
+    listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in found) or "no float tensor"
+    raise TargetError(
+        f"which number of a {type(output).__name__} is explained? it holds {listing}; pass target= a callable output -> (N,)"
+    )
+
+
+def full(values: Tensor) -> Tensor:
+    """At least float32: sums and differences of half precision lose what they compare."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def checked_scores(scores: object, target: object) -> Tensor:
+    """(N,): what a callable target returned, if it is one float a sample; else a TargetError that names it."""
+    name = getattr(target, "__name__", type(target).__name__)
+    if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim > 1:
+        came = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise TargetError(f"the target {name!r} returned {came}; expected one float per sample, shape (N,)")
+    return scores.reshape(-1)
+
+
+def one_each(scores: Tensor, samples: int) -> Tensor:
+    """The scores (N,...) as they are; TargetError unless they are of so many samples."""
+    if len(scores) != samples:
+        raise TargetError(
+            f"{len(scores)} scores for a batch of {samples}: expected one row per sample, from the model (is a batch "
+            f"of one squeezed?) or from the target (is the batch summed?)"
+        )
+    return scores
+
+
+def warn_of_probabilities(logits: Tensor) -> None:
+    """A CamscopeWarning where the class scores (N,K) are probabilities already."""
+    if logits.shape[1] > 1 and bool((logits >= 0).all()):
+        sums = logits.double().sum(1)
+        if bool(((sums - 1).abs() < 1e-3).all()):
+            message = (
+                "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
+                "where a probability is near 1 its gradient is rounding noise"
+            )
+            warnings.warn(message, CamscopeWarning, stacklevel=2)
