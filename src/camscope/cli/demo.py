@@ -1,4 +1,4 @@
-"""`camscope demo`: drawn radiographs whose evidence is known, explained by every method."""
+"""`camscope demo`: drawn radiographs whose evidence is known, explained by a method of each family."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from camscope.render import Picture
 
 EXAMPLE = "camscope demo"
+SHOWN = "gradcam,layercam,scorecam,ablationcam,eigencam,centre"  # one of each family, and a control
 ENLARGED, ROWS = 3, 288  # times, before the outline is drawn, so that it is thin; then pixels of a picture's height
 
 
@@ -40,7 +41,7 @@ def run(
     ),
     count: Annotated[int, typer.Option(min=4, max=64, help="How many radiographs; each finding at least once.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other radiographs.")] = 0,
-    method: base.MethodOption = "all",
+    method: base.MethodOption = SHOWN,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Explain drawn radiographs whose evidence is known: one figure, and how well each method finds it."""
@@ -65,7 +66,7 @@ _LEGEND = """\
 hit     the map's hottest pixel lies in the finding
 energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a map without any idea
-this net ends in a mean and a linear layer: gradcam and xgradcam are one map there, hirescam is it with its negative part\
+centre  a control, which knows nothing of the image; --method all shows all there are\
 """
 
 
