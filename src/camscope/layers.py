@@ -16,6 +16,7 @@ __all__ = ["Layout", "SpatialLayer", "choose_layer", "find_layer", "read_layout"
 
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 MOST_PREFIX_TOKENS = 5
+ENCODERS = ("backbone", "encoder", "vision_model")
 CANDIDATES = 12  # layers that are looked at, from the end
 CONVOLUTIONAL = (
     nn.modules.conv._ConvNd,
@@ -115,28 +116,45 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
     return list(finished.values())
 
 
-def choose_layer(model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor) -> SpatialLayer:
+def choose_layer(
+    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
+) -> SpatialLayer:
     """The last layer with spatial extent that the score (N,) reads there.
 
     Checked with one backward pass: a transformer that classifies by a class token reads no patch after its last
-    attention, and an auxiliary head may run last.
+    attention, and an auxiliary head may run last. `dense`: the score is of one place among many, which the head's own
+    layers hold already: the last layer of the model's backbone or encoder, or of its coarsest grid where it names none.
     """
     layers = spatial_layers(model, lambda: score(x), x.shape)
+    layers = _encoding(model, layers) if dense else layers
     if not layers:
         raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")
-    last = {layer.name: layer for layer in layers[-CANDIDATES:]}
+    last = {layer.name: layer for layer in (layers if dense else layers[-CANDIDATES:])}
     if layers[-1].layout.kind == TOKENS:
         last = {layer.name: layer for layer in layers if layer.layout.kind == TOKENS}
     with Tap(model, last) as tap:
         tap.backward(tap.run(lambda: score(x)).sum())
     for name, layer in reversed(last.items()):
         gradient = tap.chosen(name).gradient
-        if gradient is not None and (layer.layout.kind != TOKENS or bool(layer.layout.to_maps(gradient).any())):
+        sure = layer.layout.kind != TOKENS and not dense  # one place may be read off one of several resolutions
+        if gradient is not None and (sure or bool(layer.layout.to_maps(gradient).any())):
             return layer
+    where = "in" if dense else "at the patch tokens of"
     raise LayerError(
-        f"the score's gradient is zero at the patch tokens of every layer of {type(model).__name__} (an untrained head?); "
-        f"name a layer"
+        f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?); name a layer"
     )
+
+
+def _encoding(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
+    """Those of the part that makes features of the image, before a head makes an answer at every place."""
+    names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODERS]
+    shallow = sorted(names, key=lambda name: name.count("."))[:1]
+    bodies = [f"{name}.body" for name in shallow if any(one.name.startswith(f"{name}.body.") for one in layers)]
+    for part in (*bodies, *shallow):
+        if inside := [layer for layer in layers if layer.name == part or layer.name.startswith(f"{part}.")]:
+            return inside
+    fewest = min((math.prod(layer.layout.grid) for layer in layers), default=0)
+    return [layer for layer in layers if math.prod(layer.layout.grid) == fewest]
 
 
 def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None) -> str:

@@ -15,7 +15,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
-from camscope.targets import Score
+from camscope.targets import Score, Target
 
 
 @dataclass(eq=False, repr=False)
@@ -109,16 +109,19 @@ class LayerExplainer(Explainer):
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
-        Among tokens it is the last one that any class reads; what a callable target reads is looked up each time.
+        Among tokens it is the last one that any class reads; what a callable target reads is looked up each time, and so is
+        the layer of one place among many.
         """
         model = score.model
         card = card_of(model)
         if card and card.layer:
             return card.layer
+        dense = isinstance(score.target, Target) and score.target.dense
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built in self._chosen and not (callable(score.target) and self._chosen[built].layout.kind == TOKENS):
-            return self._chosen[built].name
-        layer = choose_layer(model, score.overall, x)
-        if layer.layout.kind != TOKENS or not callable(score.target):
+        known = None if dense else self._chosen.get(built)
+        if known and not (callable(score.target) and known.layout.kind == TOKENS):
+            return known.name
+        layer = choose_layer(model, score.overall, x, dense=dense)
+        if not dense and (layer.layout.kind != TOKENS or not callable(score.target)):
             self._chosen = {**self._chosen, built: layer}
         return layer.name

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class Box(Target):
     y1: float
     of: int | str | None = None
     size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (self.x0 < self.x1 and self.y0 < self.y1):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ class Region(OfClass):
     mask: ArrayLike | Tensor | None = None
     point: Sequence[float] | None = None
     weights: Tensor | None = None
+
+    dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.mask is not None and self.point is not None:

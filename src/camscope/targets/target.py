@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +38,8 @@ class Target(ABC):
     `in_scene` brings what is said of the original image to the model's input; `settled` fixes, on the first, clean output,
     what is left open, and raises TargetError where the output has no such thing.
     """
+
+    dense: ClassVar[bool] = False  # whether it is of one place among many that the output has an answer for
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:
