@@ -14,12 +14,13 @@ from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from camscope import Box, GradCAM, LayerCAM
-from camscope.phantom import as_input, draw, load_phantom_net
+from camscope.phantom import as_input, draw_several, load_phantom_net
 from camscope.render import Box as Rectangle
 from camscope.render import draw_boxes, encode, panel
 
 NAMES = ("background", "nodule", "effusion", "pneumothorax")
-STEPS, BATCH, DRAWN = 350, 8, 400
+STEPS, BATCH, DRAWN = 500, 8, 600
+ENLARGED = 3  # times, before the boxes are drawn, so that they are thin
 
 
 class Trunk(nn.Module):
@@ -45,13 +46,9 @@ def detector() -> RetinaNet:
     return model.eval()
 
 
-def radiograph(seed: int) -> tuple[NDArray[np.uint8], list[tuple[str, NDArray[np.bool_]]]]:
-    """A drawing with two findings, and the mask of each: one seed draws one anatomy, whatever is found in it."""
-    clear = draw(seed, "no finding").image.astype(int)
-    chosen = [NAMES[1 + seed % 3], NAMES[1 + (seed + 1) % 3]]
-    drawn = [draw(seed, finding) for finding in chosen]
-    both = clear + sum(one.image.astype(int) - clear for one in drawn)
-    return both.clip(0, 255).astype(np.uint8), [(one.name, one.mask) for one in drawn]
+def radiograph(seed: int) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
+    """A drawing with two findings, and the mask of each."""
+    return draw_several(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
 
 
 def box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
@@ -61,21 +58,20 @@ def box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
 
 
 def train(model: RetinaNet, seed: int = 0) -> None:
-    """Heads only: the trunk keeps the bundled weights and its statistics."""
+    """All weights; the trunk's batch norms keep the bundled statistics."""
     torch.manual_seed(seed)
     drawn = [radiograph(10_000 + seed + i) for i in range(DRAWN)]
     images = as_input(np.stack([image for image, _ in drawn]))
     boxes = [
         {
-            "boxes": torch.tensor([box(mask) for _, mask in found]),
-            "labels": torch.tensor([NAMES.index(name) for name, _ in found]),
+            "boxes": torch.tensor([box(mask) for mask in found.values()]),
+            "labels": torch.tensor([NAMES.index(name) for name in found]),
         }
         for _, found in drawn
     ]
-    model.head.train()
-    model.backbone.requires_grad_(False)
-    model.training = True  # losses are asked for; the trunk's batch norms stay as they are
-    optimiser = torch.optim.AdamW(model.head.parameters(), 1e-3)
+    model.training = True  # losses are asked for; every part stays in eval mode
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, STEPS)
     for step in range(STEPS):
         rows = torch.randint(len(images), (BATCH,))
         losses = model(list(images[rows]), [boxes[i] for i in rows.tolist()])
@@ -83,6 +79,7 @@ def train(model: RetinaNet, seed: int = 0) -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+        schedule.step()
         if step % 50 == 0:
             print(f"step {step:3d}  loss {float(loss.detach()):.3f}")
     model.eval()
@@ -101,12 +98,14 @@ def main() -> None:
         sure = [
             corners
             for corners, score in zip(said["boxes"].tolist(), said["scores"].tolist(), strict=True)
-            if score > 0.3
+            if score > 0.5
         ]
-        rectangles = [Rectangle(round(x0), round(y0), round(x1 - x0), round(y1 - y0), 1.0) for x0, y0, x1, y1 in sure]
-        pictures.append(draw_boxes(image[..., None].repeat(3, axis=2), rectangles))
-        captions.append("detections over 0.3")
-        for name, mask in found:
+        edges = [[round(ENLARGED * edge) for edge in corners] for corners in sure]
+        rectangles = [Rectangle(left, top, right - left, bottom - top, 1.0) for left, top, right, bottom in edges]
+        large = image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
+        pictures.append(draw_boxes(large, rectangles))
+        captions.append("detections over 0.5")
+        for name, mask in found.items():
             for method in (LayerCAM, GradCAM):
                 one = method(model, "backbone.body.layer4", categories=NAMES).explain(x, Box(*box(mask), of=name))
                 inside = one.heatmap(scale=None).clip(min=0)
