@@ -17,7 +17,7 @@ __all__ = ["Layout", "SpatialLayer", "choose_layer", "find_layer", "read_layout"
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 MOST_PREFIX_TOKENS = 5
 ENCODERS = ("backbone", "encoder", "vision_model")
-CANDIDATES = 12  # layers that are looked at, from the end
+CANDIDATES = 12  # layers that are looked at in one pass, from the end
 CONVOLUTIONAL = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
@@ -129,20 +129,42 @@ def choose_layer(
     layers = _encoding(model, layers) if dense else layers
     if not layers:
         raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")
-    last = {layer.name: layer for layer in (layers if dense else layers[-CANDIDATES:])}
+    every = dense or layers[-1].layout.kind == TOKENS
     if layers[-1].layout.kind == TOKENS:
-        last = {layer.name: layer for layer in layers if layer.layout.kind == TOKENS}
-    with Tap(model, last) as tap:
-        tap.backward(tap.run(lambda: score(x)).sum())
-    for name, layer in reversed(last.items()):
-        gradient = tap.chosen(name).gradient
-        sure = layer.layout.kind != TOKENS and not dense  # one place may be read off one of several resolutions
-        if gradient is not None and (sure or bool(layer.layout.to_maps(gradient).any())):
-            return layer
+        layers = [layer for layer in layers if layer.layout.kind == TOKENS]
+    step = len(layers) if every else CANDIDATES
+    for end in range(len(layers), 0, -step):
+        last = layers[max(0, end - step) : end]
+        gradients = _gradients(model, score, x, [layer.name for layer in last])
+        for layer in reversed(last):
+            gradient = gradients.get(layer.name)
+            sure = layer.layout.kind != TOKENS and not dense  # one place may be read off one of several resolutions
+            if gradient is not None and (sure or bool(layer.layout.to_maps(gradient).any())):
+                return layer
+    if not any(gradient is not None for gradient in gradients.values()):
+        raise LayerError(
+            f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
+            f"gradients off; name a layer, or a method without gradients"
+        )
     where = "in" if dense else "at the patch tokens of"
     raise LayerError(
         f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?); name a layer"
     )
+
+
+def _gradients(
+    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
+) -> dict[str, Tensor | None]:
+    """The score's gradient at layers by name; nothing where it reads none of them."""
+    with Tap(model, names) as tap:
+        scores = tap.run(lambda: score(x)).sum()
+        if not scores.requires_grad:
+            return {}
+        try:
+            tap.backward(scores)
+        except LayerError:
+            return {}
+        return {name: tap.chosen(name).gradient for name in names}
 
 
 def _encoding(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
