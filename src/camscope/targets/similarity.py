@@ -88,20 +88,24 @@ class Text(Target):
     encode: Callable[[str], Tensor] | None = field(default=None, repr=False)
     found: tuple[Similarity, ...] = field(default=(), kw_only=True, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.encode is not None and not self.found:  # now: inside a pass, the hooks would see the text tower run
+            texts = [self.prompt, *([] if self.rather_than is None else [self.rather_than])]
+            every = [Similarity(torch.as_tensor(self.encode(text)).detach().reshape(-1)) for text in texts]
+            object.__setattr__(self, "found", tuple(every))
+
     def in_scene(self, scene: Scene) -> "Text":
         """With the encoder of the scene, if it has one and none is given."""
-        return replace(self, encode=self.encode or scene.embed_text)
+        return self if self.encode is not None else replace(self, encode=scene.embed_text)
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Text":
-        """The texts, embedded."""
-        if self.encode is None:
+        """The texts' embeddings, held against the image's."""
+        if not self.found:
             raise TargetError(
                 f"Text({self.prompt!r}): no text encoder is known; pass encode=, a function text -> embedding (D,), or load "
                 f'the model as load_model("clip:…")'
             )
-        texts = [self.prompt, *([] if self.rather_than is None else [self.rather_than])]
-        every = [Similarity(torch.as_tensor(self.encode(text)).detach().reshape(-1)) for text in texts]
-        return replace(self, found=tuple(one.settled(output, size, categories) for one in every))
+        return replace(self, found=tuple(one.settled(output, size, categories) for one in self.found))
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
