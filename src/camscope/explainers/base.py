@@ -98,6 +98,7 @@ class Explainer(ABC):
     backwards: ClassVar[str] = "0"
     control: ClassVar[bool] = False  # a floor for comparisons: it knows nothing of the model's answer
     class_specific: ClassVar[bool] = True  # whether the map depends on the target
+    runs_rest: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
 
     def __post_init__(self) -> None:
         expect_one_of("mode", self.mode, "eval", "as_is")
@@ -336,8 +337,8 @@ def _run(
             asked = [first.asked(target) for target in targets]
             facts = {"categories": first.categories, "args": extra, "kwargs": named, "around": casts}
             scores = [Score(known.model, one, **facts) for one in asked]
-            made = _made(company, inputs, scores, watch)
-        runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
+            each = made(company, inputs, scores, watch)
+        runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, each, strict=True)})
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
             checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
@@ -346,18 +347,24 @@ def _run(
     return [runs[t] for t in range(len(tools))]
 
 
-def _made(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch: Watch | None) -> list[list[Maps]]:
-    """[method][score] of one company: what its shared passes give, then what takes passes of its own."""
+def made(
+    tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch: Watch | None = None
+) -> list[list[Maps]]:
+    """[method][score] of one company: what its shared passes give, then what takes passes of its own.
+
+    What a module keeps on itself is of the last input that it saw: methods that run only the rest of the model, behind a
+    layer, come before those that show the model other inputs.
+    """
     if watch is not None:
         watch(tools)
-    made: list[list[Maps]] = []
-    for tool, row in zip(tools, tools[0].maps_of(tools, x, scores), strict=True):
-        made.append([])
-        for one in row:
+    rows, done = tools[0].maps_of(tools, x, scores), dict[int, list[Maps]]()
+    for t in sorted(range(len(tools)), key=lambda t: not tools[t].runs_rest):
+        done[t] = []
+        for one in rows[t]:
             if callable(one) and watch is not None:
-                watch([tool])
-            made[-1].append(one() if callable(one) else one)
-    return made
+                watch([tools[t]])
+            done[t].append(one() if callable(one) else one)
+    return [done[t] for t in range(len(tools))]
 
 
 def _in_scene(target: Question, scene: Scene) -> Question:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer
+from camscope.explainers.base import Explainer, made
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.maps import Maps, merged, statuses
@@ -84,12 +84,10 @@ def together(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> 
     companies: dict[Hashable, list[int]] = {}
     for t, tool in enumerate(tools):
         companies.setdefault(tool.company, []).append(t)
-    made: dict[int, list[Maps]] = {}
+    done: dict[int, list[Maps]] = {}
     for numbers in companies.values():
-        company = [tools[t] for t in numbers]
-        rows = company[0].maps_of(company, x, scores)
-        made.update(zip(numbers, ([one() if callable(one) else one for one in row] for row in rows), strict=True))
-    return [made[t] for t in range(len(tools))]
+        done.update(zip(numbers, made([tools[t] for t in numbers], x, scores), strict=True))
+    return [done[t] for t in range(len(tools))]
 
 
 def joined(maps: Sequence[Tensor], how: How) -> Tensor:
@@ -109,8 +107,8 @@ def _over_maximum(maps: Tensor) -> Tensor:
 def gathered(maps: Sequence[Maps], heat: Tensor, scaled: str) -> Maps:
     """The one map (N,*s) that several became, with what is known of each; `scaled`: how they were made comparable."""
     layers = list(filter(None, (one.layer for one in maps)))
-    made = merged(maps, heat, scaled, *filter(None, map(_said, maps)))
-    return replace(made, layer=" + ".join(layers) or None, layout=None)
+    one = merged(maps, heat, scaled, *filter(None, map(_said, maps)))
+    return replace(one, layer=" + ".join(layers) or None, layout=None)
 
 
 def _said(maps: Maps) -> str | None:

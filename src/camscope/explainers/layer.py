@@ -41,7 +41,6 @@ class LayerExplainer(Explainer):
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
-    runs_rest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
