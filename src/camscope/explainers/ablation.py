@@ -79,11 +79,15 @@ class ReciproCAM(LayerExplainer):
 
         def one_left_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
             places = torch.arange(part.start, part.stop, device=features.activation.device)
-            cell = places % (cells + 1)  # the last one is none
-            masks = (cell < cells).to(features.activation)[:, None]
-            for axis, place in enumerate(torch.unravel_index(cell % cells, tuple(grid))):
-                masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
-            return lambda maps: maps.mul_(masks.to(maps.dtype)), places // (cells + 1)
+
+            def change(maps: Tensor) -> object:
+                cell = places % (cells + 1)  # the last one is none
+                masks = (cell < cells).to(features.activation)[:, None]
+                for axis, place in enumerate(torch.unravel_index(cell % cells, tuple(grid))):
+                    masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
+                return maps.mul_(masks.to(maps.dtype))
+
+            return change, places // (cells + 1)
 
         chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
         heat = chances[:, :-1] - chances[:, -1:]

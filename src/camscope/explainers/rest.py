@@ -19,6 +19,7 @@ from camscope.targets import Score
 SAME = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 
 Change = Callable[[Tensor], object]
+# asked of all rows at once too, for their owners: what is large is made in the change
 Versions = Callable[[slice], tuple[Change, Tensor]]
 
 
