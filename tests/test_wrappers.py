@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.errors import InputError, ModelError, TargetError
+from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
     AblationCAM,
@@ -213,6 +213,33 @@ def test_scales_that_are_none_are_refused(scales):
 def test_an_axis_that_the_input_lacks_is_refused():
     with pytest.raises(InputError, match=r"flips=2: the input's spatial axes are 0\.\.1"):
         Augmented(GradCAM(pointwise(), "features"), 2).attribute(inputs(1, 3, 4, 4), 0)
+
+
+def test_a_size_that_the_model_refuses_is_named_with_the_models_own_words():
+    model, x = CASES["flat"].make()
+    tool = GradCAM(model, "features.4")
+    why = r"^Flat has no answer for an input of 8 x 6, scale 0\.5: RuntimeError: .*mat1 and .*; pass scales=\(1\.0,\)"
+    with untouched(model, x), pytest.raises(InputError, match=why) as caught:
+        Augmented(tool, scales=(1.0, 0.5)).attribute(x, 1)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(LayerError, match="no layer 'nowhere'"):  # what camscope says itself stays as it is
+        Augmented(Astray(model, "features.4"), False, (0.5,)).attribute(x, 1)
+    with pytest.raises(ZeroDivisionError):  # and so does what fails at the input's own size
+        Augmented(Astray(model, "features.4"), flips=True).attribute(x, 1)
+
+
+class Astray(GradCAM):
+    """Fails at every input but its first."""
+
+    seen = 0
+
+    def maps(self, x, scores):
+        self.seen += 1
+        if self.seen > 1 and x.shape[2] == 16:
+            raise ZeroDivisionError
+        if self.seen > 1:
+            raise LayerError("no layer 'nowhere'")
+        return super().maps(x, scores)
 
 
 # --- Denoised
