@@ -297,13 +297,8 @@ def explain_each(
     """
     if not tools or not targets:
         raise TargetError("no targets, or no methods: pass one at least of each, e.g. targets [281, 285] or [None]")
+    expect_alike(tools)
     first = tools[0]
-    for tool in tools[1:]:
-        if unwrap(tool.model) is not unwrap(first.model):
-            raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
-        for setting in ("preprocess", "categories"):
-            if getattr(tool, setting) != getattr(first, setting):
-                raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
     item = first._read(image)
     scene = first._scene(item)
     runs = _run(tools, item.x[None], [_in_scene(target, scene) for target in targets], watch=watch)
@@ -312,6 +307,17 @@ def explain_each(
         [tool._explanation(0, item, run, which, digits) for which in range(len(targets))]
         for tool, run in zip(tools, runs, strict=True)
     ]
+
+
+def expect_alike(tools: Sequence[Explainer]) -> None:
+    """An InputError unless all are of one model, and see and name the same things."""
+    first = tools[0]
+    for tool in tools[1:]:
+        if unwrap(tool.model) is not unwrap(first.model):
+            raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
+        for setting in ("preprocess", "categories"):
+            if getattr(tool, setting) != getattr(first, setting):
+                raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
 
 
 def _run(
