@@ -23,9 +23,11 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
+from camscope.explainers.base import explain_each
 from camscope.explainers.grids import resized
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, plain
+from tools import Counting
 from untouched import untouched
 
 pytestmark = [
@@ -288,13 +290,46 @@ def test_the_size_of_the_gradient_only_scales_the_map():
 
 def test_a_single_map_is_its_own_first_component():
     model, x = CASES["residual"].make(1)
-    for inner in (Augmented(GradCAM(model, "block")), RefineCAM(model, "block")):
+    for inner in (RefineCAM(model, "block"), METHODS["eigencam"](model, "block")):
         made, right = Denoised(inner).explain(x[0], 1), inner.explain(x[0], 1)
         assert made.heat.tobytes() == right.heat.tobytes()
         assert any("its own first component" in note for note in made.notes)
     contrast = Denoised(Contrast(GradCAM(model, "block"), 0, 1)).explain(x[0])  # which only asks another question
     assert contrast.heat.tobytes() == Contrast(Denoised(GradCAM(model, "block")), 0, 1).explain(x[0]).heat.tobytes()
     assert not any("component" in note for note in contrast.notes)
+
+
+def test_denoised_goes_round_what_any_wrapper_is_round():
+    model, x = CASES["residual"].make(dtype=torch.float64)
+    one, two = GradCAM(model), HiResCAM(model, "norm")
+    refine = RefineCAM(model, "block")
+    cases = [
+        (Denoised(Augmented(one, scales=(0.5,))), Augmented(Denoised(one), scales=(0.5,)), True),
+        (Denoised(Fused([one, two], "mean")), Fused([Denoised(one), Denoised(two)], "mean"), True),
+        (Denoised(Contrast(Augmented(two), 0, 1)), Contrast(Augmented(Denoised(two)), 0, 1), True),
+        (Denoised(Denoised(one)), Denoised(one), False),
+        (Denoised(Augmented(refine)), Augmented(Denoised(refine)), False),
+    ]
+    for outer, inner, changes in cases:
+        target = None if isinstance(inner, Contrast) else 1
+        made, right = outer.explain(x[0], target), inner.explain(x[0], target)
+        assert made.heat.tobytes() == right.heat.tobytes(), outer
+        assert made.notes == right.notes
+        assert (made.heat.tobytes() != outer.explainer.explain(x[0], target).heat.tobytes()) == changes, outer
+        assert any("component" in note for note in made.notes) == ("refinecam" in inner.title)
+
+
+def test_denoised_methods_share_their_passes():
+    model, x = CASES["residual"].make()
+    counted = Counting(model)
+    tools = [kind(counted, layer) for kind in (GradCAM, HiResCAM) for layer in ("model.block", "model.norm")]
+    found = explain_each([Denoised(one) for one in tools], x[0], [1])
+    assert (counted.forwards, counted.backwards) == (1, 1)
+    Denoised(Fused(tools)).attribute(x, 1)
+    assert (counted.forwards, counted.backwards) == (2, 2)
+    for (made,), one in zip(found, tools, strict=True):
+        alone = Denoised(one).explain(x[0], 1)
+        assert (made.heat.tobytes(), made.method, made.layer) == (alone.heat.tobytes(), alone.method, alone.layer)
 
 
 # --- Contrast
