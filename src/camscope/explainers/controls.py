@@ -14,8 +14,8 @@ from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
 from camscope.explainers.masks import smoothed
-from camscope.explainers.scope import checked_finite, full_precision
-from camscope.targets import Score
+from camscope.explainers.scope import checked_finite
+from camscope.targets import Score, full_precision
 
 
 class Control(Explainer):

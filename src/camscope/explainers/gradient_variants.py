@@ -10,8 +10,8 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers.base import register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.features import Features
-from camscope.explainers.scope import expect_count, expect_one_of, full_precision
-from camscope.targets import Score, class_scores
+from camscope.explainers.scope import expect_count, expect_one_of
+from camscope.targets import Score, class_scores, full_precision
 
 
 @register

@@ -144,11 +144,6 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
     return usable(x).detach()
 
 
-def full_precision(values: Tensor) -> Tensor:
-    """At least float32: pooling and sums in half precision lose what they add up."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
 def usable(value: Tensor) -> Tensor:
     """The tensor itself; a copy of one made under `inference_mode`, which no graph may hold."""
     return value.clone() if value.is_inference() else value
