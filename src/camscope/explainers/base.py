@@ -24,20 +24,15 @@ from camscope.explainers.scope import (
     OnNonFinite,
     Precision,
     Survey,
-    calm,
+    asking,
     checked_finite,
-    checked_input,
     expect_differentiable,
     expect_one_of,
     home,
-    precisely,
-    prepared,
     survey,
-    usable,
 )
 from camscope.explanation import MEANING, OK, Explanation
 from camscope.hooks.base import unwrap
-from camscope.structure import mapped
 from camscope.targets import Difference, Question, Scene, Score, Target, embedding_of
 
 METHODS: dict[str, type["Explainer"]] = {}
@@ -236,10 +231,8 @@ class Explainer(ABC):
 
     def _embedded(self, image: Any) -> Tensor:
         """(D,): what the model makes of another image."""
-        known, x = survey(self.model), self._read(image).x[None]
-        with calm(known, self.mode), precisely(self.precision, known) as casts:
-            score = Score(known.model, around=casts)
-            return embedding_of(score.forward(prepared(checked_input(x, known), self.precision)))[0].detach()
+        with asking(survey(self.model), self, self._read(image).x[None]) as asked:
+            return embedding_of(asked.score().forward(asked.x))[0].detach()
 
     def _read(self, image: Any) -> Item:
         model = unwrap(self.model)
@@ -331,19 +324,12 @@ def _run(
     known = survey(tools[0].model)
     if any(tool.takes_gradients for tool in tools):
         expect_differentiable(known)
-    companies: dict[Hashable, list[int]] = {}
-    for t, tool in enumerate(tools):
-        companies.setdefault((tool.mode, tool.company), []).append(t)
     runs: dict[int, _Run] = {}
-    for numbers in companies.values():
+    for numbers in companies(tools):
         first, company = tools[numbers[0]], [tools[t] for t in numbers]
-        with calm(known, first.mode), precisely(first.precision, known) as casts:
-            inputs = prepared(checked_input(x, known), first.precision)
-            extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
-            asked = [first.asked(target) for target in targets]
-            facts = {"categories": first.categories, "args": extra, "kwargs": named, "around": casts}
-            scores = [Score(known.model, one, **facts) for one in asked]
-            each = made(company, inputs, scores, watch)
+        with asking(known, first, x, args, kwargs) as asked:
+            scores = [asked.score(first.asked(target)) for target in targets]
+            each = made(company, asked.x, scores, watch)
         runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, each, strict=True)})
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
@@ -351,6 +337,14 @@ def _run(
             for status in sorted({status for status in statuses(one) if status != OK}):
                 warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
     return [runs[t] for t in range(len(tools))]
+
+
+def companies(tools: Sequence[Explainer]) -> list[list[int]]:
+    """The numbers of the methods of each company: of those that can share passes."""
+    found: dict[Hashable, list[int]] = {}
+    for t, tool in enumerate(tools):
+        found.setdefault((tool.mode, tool.company), []).append(t)
+    return list(found.values())
 
 
 def made(

@@ -1,7 +1,7 @@
 """Several layers as one map: `Fused` of explainers, `fuse` of explanations that there are already."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, made
+from camscope.explainers.base import Explainer, companies, made
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.maps import Maps, merged, statuses
@@ -81,11 +81,8 @@ def _no_layer(given: object) -> str:
 
 def together(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
     """[explainer][score]: those of one company share their passes."""
-    companies: dict[Hashable, list[int]] = {}
-    for t, tool in enumerate(tools):
-        companies.setdefault(tool.company, []).append(t)
     done: dict[int, list[Maps]] = {}
-    for numbers in companies.values():
+    for numbers in companies(tools):
         done.update(zip(numbers, made([tools[t] for t in numbers], x, scores), strict=True))
     return [done[t] for t in range(len(tools))]
 

@@ -5,17 +5,19 @@ import math
 import numbers
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
 from camscope.hooks.base import autocast_uncached, evaluating, unwrap
+from camscope.structure import mapped
+from camscope.targets import Question, Score
 
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
@@ -104,6 +106,38 @@ def prepared(x: Tensor, precision: Precision | None) -> Tensor:
     return x.contiguous(memory_format=orders[x.ndim])
 
 
+class Settings(Protocol):
+    """What a call must know of a method."""
+
+    mode: Mode
+    precision: Precision | None
+    categories: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The input x (N,C,*S) of one call, as the model takes it, and what every question about it is asked with."""
+
+    x: Tensor
+    model: nn.Module
+    beside: Mapping[str, Any]
+
+    def score(self, target: Question = None, kind: type[Score] = Score) -> Score:
+        """The number that a question means."""
+        return kind(self.model, target, **self.beside)
+
+
+@contextmanager
+def asking(
+    known: Survey, tool: Settings, x: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> Iterator[Asked]:
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the rest goes to the model after x."""
+    with calm(known, tool.mode), precisely(tool.precision, known) as casts:
+        more = {"args": mapped(args, usable), "kwargs": mapped(dict(kwargs or {}), usable)}
+        inputs = prepared(checked_input(x, known), tool.precision)
+        yield Asked(inputs, known.model, {"categories": tool.categories, "around": casts, **more})
+
+
 def expect_one_of(setting: str, value: object, *words: object) -> None:
     """An InputError unless the value of a setting is one of these."""
     if value not in words:
@@ -130,7 +164,8 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         raise InputError(
-            f"the input is a {type(x).__name__}; attribute takes a float tensor (N,C,H,W), explain an image"
+            f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
+            f"another kind goes to explain)"
         )
     if not x.is_floating_point():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
