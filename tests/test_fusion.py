@@ -311,6 +311,8 @@ def test_refine_cam_refuses_what_it_cannot_use():
         RefineCAM(model, ["features", "featurs"])
     with pytest.raises(InputError, match="base='nonesuch' is no method"):
         RefineCAM(model, base="nonesuch")
+    with pytest.raises(InputError, match="base=3 is no method"):
+        RefineCAM(model, base=3)
     with pytest.raises(InputError, match="base='refinecam' is no method that looks at one layer; nearest: "):
         RefineCAM(model, base="refinecam")
 

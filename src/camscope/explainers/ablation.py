@@ -11,7 +11,7 @@ from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
-from camscope.explainers.scope import expect_count
+from camscope.explainers.scope import expect_count, expect_one_of
 
 COARSE = 20  # steps of rounding
 
@@ -33,7 +33,7 @@ class AblationCAM(WeightedChannels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(batch_size=self.batch_size)
+        expect_count(None, batch_size=self.batch_size)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -69,7 +69,8 @@ class ReciproCAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(batch_size=self.batch_size)
+        expect_one_of("gaussian", self.gaussian, True, False)
+        expect_count(None, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

@@ -17,7 +17,7 @@ from camscope.explainers.chunks import copies_within_memory, in_chunks
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.principal import component_towards, first_component, nearest, top_axes
-from camscope.explainers.scope import expect_one_of
+from camscope.explainers.scope import expect_number, expect_one_of, expect_positive
 from camscope.layers import spatial_layers
 
 KERNELS = ("sigmoid", "rbf", "linear", "cosine")
@@ -76,8 +76,7 @@ class KPCACAM(LayerExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_one_of("kernel", self.kernel, *KERNELS)
-        if self.gamma is not None and not 0 < self.gamma < float("inf"):
-            raise InputError(f"gamma={self.gamma}: expected a positive number, or None for 1 / K")
+        expect_positive(None, gamma=self.gamma)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""
@@ -135,8 +134,7 @@ class FEM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.k < float("inf"):
-            raise InputError(f"k={self.k}: expected a number of standard deviations, 0 or more")
+        expect_number(k=self.k, low=0)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

@@ -16,7 +16,7 @@ from camscope.explainers.features import Features
 from camscope.explainers.inputs import Item
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.passes import Pass
-from camscope.explainers.scope import asking, expect_count, survey
+from camscope.explainers.scope import asking, expect_count, expect_number, survey
 from camscope.explanation import Floats, Pixels
 from camscope.geometry import Placement
 from camscope.targets import EveryClass, Score
@@ -47,9 +47,9 @@ class DeepFeatureFactorization(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(concepts=self.concepts, sweeps=self.sweeps, batch_size=self.batch_size)
-        if not self.tolerance >= 0:
-            raise InputError(f"tolerance={self.tolerance}: expected 0 or more")
+        expect_count(concepts=self.concepts, sweeps=self.sweeps)
+        expect_count(None, batch_size=self.batch_size)
+        expect_number(tolerance=self.tolerance, low=0)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""

@@ -13,6 +13,7 @@ from camscope.explainers.base import Explainer, Later
 from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
+from camscope.explainers.scope import expect_whole
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
 from camscope.targets import Score, Target
@@ -44,6 +45,7 @@ class LayerExplainer(Explainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        expect_whole(None, call=self.call)
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
         self._chosen: dict[tuple[object, ...], SpatialLayer] = {}
 

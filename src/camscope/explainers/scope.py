@@ -144,20 +144,44 @@ def expect_one_of(setting: str, value: object, *words: object) -> None:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
 
 
-def expect_positive(**settings: object) -> None:
-    """An InputError unless each setting is a positive number; None stands for one that is left out."""
-    for name, value in settings.items():
-        if value is not None and not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
-            raise InputError(f"{name}={value!r}: expected a positive number")
+def expect_positive(*also: object, **settings: object) -> None:
+    """An InputError unless each setting is a positive number, or one of `also`."""
+    _expect("a positive number", lambda value: _is_finite(value) and value > 0, also, settings)
 
 
-def expect_count(**settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more; None stands for one that is left out."""
+def expect_number(*also: object, low: float = -math.inf, **settings: object) -> None:
+    """An InputError unless each setting is a number, `low` or more, or one of `also`."""
+    words = "a number" if low == -math.inf else f"a number, {low:g} or more"
+    _expect(words, lambda value: _is_finite(value) and value >= low, also, settings)
+
+
+def expect_count(*also: object, **settings: object) -> None:
+    """An InputError unless each setting is a whole number, 1 or more, or one of `also`."""
+    _expect("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1, also, settings)
+
+
+def expect_whole(*also: object, **settings: object) -> None:
+    """An InputError unless each setting is a whole number of 64 bits, or one of `also`."""
+    _expect("a whole number of 64 bits", lambda value: _is_whole(value) and -(2**63) <= value < 2**64, also, settings)
+
+
+def _expect(words: str, fits: Callable[[Any], bool], also: tuple[object, ...], settings: Mapping[str, object]) -> None:
     for name, value in settings.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-            raise InputError(f"{name}={value!r}: expected a whole number, 1 or more")
+        if not fits(value) and not any(value is one for one in also):
+            raise InputError(f"{name}={value!r}: expected {' or '.join([words, *map(repr, also)])}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of a whole number that is too large for a float
+        return False
 
 
 def checked_input(x: Tensor, known: Survey) -> Tensor:
