@@ -13,6 +13,7 @@ from camscope.explainers.rest import Rest
 from camscope.hooks import edit
 from camscope.layers import read_layout
 from nets import CASES, Plain, Pooled, plain
+from tools import Largest
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -107,6 +108,13 @@ def test_recipro_is_a_full_forward_pass_for_each_cell(case, gaussian):
     expected = slow_recipro(model, case.layer, x, [2, 0, 1], gaussian)
     assert expected.std() > 1e-4
     assert_same(ReciproCAM(model, case.layer, gaussian=gaussian, batch_size=7).attribute(x, [2, 0, 1]), expected)
+
+
+def test_recipro_makes_no_more_masks_at_a_time_than_rows():
+    model, x = plain(samples=3)
+    with Largest() as largest:
+        ReciproCAM(model, "middle", batch_size=4).attribute(x, 1)
+    assert largest.numbers == 4 * 6 * 64, "the activations of four rows"
 
 
 def test_recipro_of_a_single_output_or_a_callable_is_the_score_itself():

@@ -9,8 +9,10 @@ from torch import nn
 
 from by_hand import A
 from camscope.errors import InputError
-from camscope.explainers import FEM, KPCACAM, EigenCAM, EigenGradCAM, HiResCAM
+from camscope.explainers import FEM, KPCACAM, EigenCAM, EigenGradCAM, HiResCAM, chunks, decomposition
 from nets import CASES, Flat
+from tools import Largest
+from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -125,6 +127,25 @@ def test_a_batch_with_a_sample_that_is_not_finite_spoils_that_one_alone(method):
     x[1] = torch.nan
     heat = method(model, "block", on_nonfinite="warn").attribute(x)
     torch.testing.assert_close(heat[::2], right[::2], rtol=1e-10, atol=1e-12)
+
+
+def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
+    model, x, _ = case("residual")
+    x = torch.cat([x, x.flip(0)])
+    right = KPCACAM(model, "block").attribute(x)
+    monkeypatch.setattr(chunks, "BUDGET", 2 * chunks.LIVE * 8 * 36**2)  # two kernels of 36 cells
+    with Largest() as largest:
+        torch.testing.assert_close(KPCACAM(model, "block").attribute(x), right, rtol=1e-10, atol=1e-12)
+    assert largest.numbers == 2 * 36**2
+
+
+def test_a_layer_with_too_many_cells_for_a_kernel_is_refused(monkeypatch):
+    model, x = CASES["pooled"].make()
+    monkeypatch.setattr(decomposition, "MOST_CELLS", 20)
+    why = r"layer 'features\.1' has 48 cells, .*20 at most: choose a coarser layer, such as 'features'$"
+    with untouched(model, x), pytest.raises(InputError, match=why):
+        KPCACAM(model, "features.1").attribute(x)
+    assert KPCACAM(model, "features").attribute(x).any()
 
 
 def test_settings_that_mean_nothing_are_refused():

@@ -364,6 +364,15 @@ def test_tokens_without_a_cell_are_not_in_the_map():
     assert "biases without a place (tokens without a cell)" in note
 
 
+def test_completeness_refuses_what_fullgrad_refuses_in_words_of_its_own():
+    with torch.inference_mode():
+        model = Steps().eval()
+    with pytest.raises(ModelError, match=r"stem\.weight of Steps was made under inference_mode"):
+        completeness(model, torch.rand(1, 3, 8, 8), 0)
+    with pytest.raises(InputError, match=r"^the input is a str; expected a float tensor \(N,C,H,W\)"):
+        completeness(Steps().eval(), "photo.jpg", 0)
+
+
 # Numbers
 
 

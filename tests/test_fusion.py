@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from by_hand import A, G
-from camscope import Contrast, Difference
+from camscope import Contrast, Difference, Preprocess
 from camscope.errors import InputError, LayerError
 from camscope.explainers import (
     METHODS,
@@ -150,6 +150,10 @@ def test_fused_refuses_what_does_not_belong_together():
     other, _ = CASES["flat"].make()
     with pytest.raises(InputError, match="not of one model"):
         Fused([GradCAM(model), GradCAM(other)])
+    for setting in ({"categories": ["a", "b", "c"]}, {"preprocess": Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)}):
+        with pytest.raises(InputError, match=f"have another {next(iter(setting))}: explain each by itself"):
+            Fused([GradCAM(model), GradCAM(model, **setting)])
+        assert Fused([GradCAM(model, **setting), LayerCAM(model, **setting)]).inner
     with pytest.raises(InputError, match="differ in mode or precision"):
         Fused([GradCAM(model), GradCAM(model, mode="as_is")])
     with pytest.raises(InputError, match="nothing to fuse"):
@@ -307,6 +311,8 @@ def test_refine_cam_refuses_what_it_cannot_use():
         RefineCAM(model, ["features", "featurs"])
     with pytest.raises(InputError, match="base='nonesuch' is no method"):
         RefineCAM(model, base="nonesuch")
+    with pytest.raises(InputError, match="base=3 is no method"):
+        RefineCAM(model, base=3)
     with pytest.raises(InputError, match="base='refinecam' is no method that looks at one layer; nearest: "):
         RefineCAM(model, base="refinecam")
 

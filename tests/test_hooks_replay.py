@@ -11,7 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.explainers import LIFTCAM, AblationCAM, DeepFeatureFactorization, ReciproCAM
+from camscope.explainers import (
+    LIFTCAM,
+    AblationCAM,
+    DeepFeatureFactorization,
+    Fused,
+    LayerExplainer,
+    ReciproCAM,
+    ScoreCAM,
+    SmoothGradCAMPlusPlus,
+)
+from camscope.explainers.base import explain_each
 from camscope.hooks import replay
 from camscope.hooks.branch import branched
 from camscope.hooks.replay import Replay
@@ -343,3 +353,62 @@ def test_the_part_before_the_layer_runs_once(method):
         heat = method(model, "middle", **settings).attribute(x, 1)
     torch.testing.assert_close(heat, expected, rtol=1e-10, atol=1e-14)
     assert (runs(model.first), runs(model.middle)) == (1, 1)
+
+
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.skip = nn.Conv2d(3, 4, 3, padding=1), None
+
+    def forward(self, x):
+        self.skip = self.conv(x).tanh()
+        return self.skip
+
+
+class Kept(Plain):
+    """What the first module keeps on itself, the end of the model reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Keeping()
+
+    def before(self, x):
+        return self.middle(self.first(x))
+
+    def after(self, y):
+        return super().after(y) * self.first.skip.mean((1, 2, 3))[:, None]
+
+
+@pytest.mark.parametrize("other", [ScoreCAM, SmoothGradCAMPlusPlus])
+@pytest.mark.parametrize("method", [AblationCAM, ReciproCAM, LIFTCAM, DeepFeatureFactorization])
+def test_what_other_inputs_leave_behind_reaches_no_map(other, method):
+    torch.manual_seed(0)
+    model, x = Kept().eval(), torch.randn(1, 3, 8, 8)
+    tool, beside = method(model, "middle"), other(model, "middle", **({"sigma": 1e-3} if other is not ScoreCAM else {}))
+    alone = [one.heat.tobytes() for one in tool.explain_classes(x[0], [0, 1])]
+    found = explain_each([beside, tool], x[0], [0, 1])[1]
+    assert [one.heat.tobytes() for one in found] == alone
+    heat = Fused([beside, tool]).attribute(x, 0)
+    assert torch.equal(heat, Fused([tool, beside]).attribute(x, 0))
+    parts = [one.attribute(x, 0).relu() for one in (beside, tool)]
+    assert torch.equal(heat, torch.stack([part / part.amax() for part in parts]).amax(0))
+
+
+def test_a_replay_after_which_the_score_is_another_is_not_used():
+    class Astray(LayerExplainer):
+        """The score of the clean pass, after one of another input."""
+
+        name, paper = "astray", "this test"
+        runs_model = runs_rest = True
+
+        def combine(self, features):
+            features.scores_of(1, lambda part: (features.x[:1] + 1, torch.zeros(1, dtype=torch.int64)))
+            scores = features.score.read(features.passed(lambda maps: None), len(features.x))
+            return scores[:, None, None].expand(-1, 2, 2)
+
+    for kind in (Kept, Popping):
+        torch.manual_seed(0)
+        model, x = kind().double().eval(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
+        with torch.no_grad():
+            expected = model(x)[0, 1]
+        assert float(Astray(model, "middle").attribute(x, 1)[0, 0, 0]) == pytest.approx(float(expected), rel=1e-12)

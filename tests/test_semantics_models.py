@@ -177,7 +177,7 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both():
     [
         (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is torch.int64; expected a float tensor"),
         (torch.zeros(3, 8), r"the input is \(3, 8\); expected \(N,C,H,W\)"),
-        (np.zeros((2, 3, 8, 8)), "the input is a ndarray; attribute takes a float tensor"),
+        (np.zeros((2, 3, 8, 8)), "the input is a ndarray; expected a float tensor"),
         (None, "the input is a NoneType"),
     ],
 )

@@ -285,6 +285,20 @@ def test_explainers_with_another_preprocessing_do_not_answer_together():
         one.explain_methods(x[0], [one, replace(one, categories=["a", "b", "c"])])
 
 
+def test_explainers_with_the_same_callable_as_their_preprocessing_answer_together():
+    model, _ = CASES["pooled"].make()
+
+    def small(image):
+        return torch.from_numpy(np.array(image.resize((12, 16)))).permute(2, 0, 1) / 255
+
+    tools = [kind(model, "features", preprocess=small) for kind in (GradCAM, LayerCAM)]
+    photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), dtype=np.uint8)
+    one, two = (row[0] for row in explain_each(tools, photo, [1]))
+    assert (one.method, two.method) == ("gradcam", "layercam")
+    with pytest.raises(InputError, match="have another preprocess"):
+        explain_each([tools[0], LayerCAM(model, "features", preprocess=lambda image: small(image))], photo, [1])
+
+
 @pytest.mark.parametrize("method", ["scorecam", "groupcam", "ablationcam", "reciprocam", "sscam"])
 @pytest.mark.parametrize("batch_size", [None, 2, 3])
 def test_a_callable_that_holds_something_of_each_sample_is_asked_in_its_place(method, batch_size):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.errors import InputError, ModelError, TargetError
+from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
     AblationCAM,
@@ -23,9 +23,11 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
+from camscope.explainers.base import explain_each
 from camscope.explainers.grids import resized
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, plain
+from tools import Counting
 from untouched import untouched
 
 pytestmark = [
@@ -215,6 +217,33 @@ def test_an_axis_that_the_input_lacks_is_refused():
         Augmented(GradCAM(pointwise(), "features"), 2).attribute(inputs(1, 3, 4, 4), 0)
 
 
+def test_a_size_that_the_model_refuses_is_named_with_the_models_own_words():
+    model, x = CASES["flat"].make()
+    tool = GradCAM(model, "features.4")
+    why = r"^Flat has no answer for an input of 8 x 6, scale 0\.5: RuntimeError: .*mat1 and .*; pass scales=\(1\.0,\)"
+    with untouched(model, x), pytest.raises(InputError, match=why) as caught:
+        Augmented(tool, scales=(1.0, 0.5)).attribute(x, 1)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(LayerError, match="no layer 'nowhere'"):  # what camscope says itself stays as it is
+        Augmented(Astray(model, "features.4"), False, (0.5,)).attribute(x, 1)
+    with pytest.raises(ZeroDivisionError):  # and so does what fails at the input's own size
+        Augmented(Astray(model, "features.4"), flips=True).attribute(x, 1)
+
+
+class Astray(GradCAM):
+    """Fails at every input but its first."""
+
+    seen = 0
+
+    def maps(self, x, scores):
+        self.seen += 1
+        if self.seen > 1 and x.shape[2] == 16:
+            raise ZeroDivisionError
+        if self.seen > 1:
+            raise LayerError("no layer 'nowhere'")
+        return super().maps(x, scores)
+
+
 # --- Denoised
 
 
@@ -261,13 +290,46 @@ def test_the_size_of_the_gradient_only_scales_the_map():
 
 def test_a_single_map_is_its_own_first_component():
     model, x = CASES["residual"].make(1)
-    for inner in (Augmented(GradCAM(model, "block")), RefineCAM(model, "block")):
+    for inner in (RefineCAM(model, "block"), METHODS["eigencam"](model, "block")):
         made, right = Denoised(inner).explain(x[0], 1), inner.explain(x[0], 1)
         assert made.heat.tobytes() == right.heat.tobytes()
         assert any("its own first component" in note for note in made.notes)
     contrast = Denoised(Contrast(GradCAM(model, "block"), 0, 1)).explain(x[0])  # which only asks another question
     assert contrast.heat.tobytes() == Contrast(Denoised(GradCAM(model, "block")), 0, 1).explain(x[0]).heat.tobytes()
     assert not any("component" in note for note in contrast.notes)
+
+
+def test_denoised_goes_round_what_any_wrapper_is_round():
+    model, x = CASES["residual"].make(dtype=torch.float64)
+    one, two = GradCAM(model), HiResCAM(model, "norm")
+    refine = RefineCAM(model, "block")
+    cases = [
+        (Denoised(Augmented(one, scales=(0.5,))), Augmented(Denoised(one), scales=(0.5,)), True),
+        (Denoised(Fused([one, two], "mean")), Fused([Denoised(one), Denoised(two)], "mean"), True),
+        (Denoised(Contrast(Augmented(two), 0, 1)), Contrast(Augmented(Denoised(two)), 0, 1), True),
+        (Denoised(Denoised(one)), Denoised(one), False),
+        (Denoised(Augmented(refine)), Augmented(Denoised(refine)), False),
+    ]
+    for outer, inner, changes in cases:
+        target = None if isinstance(inner, Contrast) else 1
+        made, right = outer.explain(x[0], target), inner.explain(x[0], target)
+        assert made.heat.tobytes() == right.heat.tobytes(), outer
+        assert made.notes == right.notes
+        assert (made.heat.tobytes() != outer.explainer.explain(x[0], target).heat.tobytes()) == changes, outer
+        assert any("component" in note for note in made.notes) == ("refinecam" in inner.title)
+
+
+def test_denoised_methods_share_their_passes():
+    model, x = CASES["residual"].make()
+    counted = Counting(model)
+    tools = [kind(counted, layer) for kind in (GradCAM, HiResCAM) for layer in ("model.block", "model.norm")]
+    found = explain_each([Denoised(one) for one in tools], x[0], [1])
+    assert (counted.forwards, counted.backwards) == (1, 1)
+    Denoised(Fused(tools)).attribute(x, 1)
+    assert (counted.forwards, counted.backwards) == (2, 2)
+    for (made,), one in zip(found, tools, strict=True):
+        alone = Denoised(one).explain(x[0], 1)
+        assert (made.heat.tobytes(), made.method, made.layer) == (alone.heat.tobytes(), alone.method, alone.layer)
 
 
 # --- Contrast

@@ -1,8 +1,10 @@
-"""An explainer of any method by name, and a model that counts its passes."""
+"""An explainer of any method by name, a model that counts its passes, and the largest tensor that anything makes."""
 
 import inspect
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
 
@@ -33,3 +35,16 @@ class Counting(nn.Module):
 
     def note(self, gradient):
         self.backwards += 1
+
+
+class Largest(TorchDispatchMode):
+    """Inside the `with`: how many numbers the largest tensor has that any operation returns; views count as they look."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(one.numel() for one in tree_leaves(result) if isinstance(one, Tensor))])
+        return result

@@ -1,13 +1,16 @@
 """What holds for every method on every kind of network: METHODS drives these tests."""
 
 import inspect
+import math
+from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from camscope.errors import TargetError
+from camscope.errors import InputError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
 from refusals import CALLABLE, PLAIN, REFUSED, answers, residual_or_pooled
@@ -211,6 +214,21 @@ def test_the_declared_cost_is_the_counted_cost(method):
         tool.attribute(x, 1)
         declared = len(x) * amount(rests.removesuffix(" rests"), tool, 7)
         assert declared <= sum(head) <= declared + 6 * len(x) + 1, "beside it: the first pass, an empty layer, a check"
+
+
+@EVERY_METHOD
+def test_settings_of_another_kind_are_refused_at_once_and_by_name(method):
+    case = residual_or_pooled(method)
+    model, _ = case.make()
+    for field in fields(METHODS[method]):
+        kinds = set(get_args(field.type)) or {field.type}
+        if not kinds <= {bool, int, float, type(None)}:
+            continue
+        wrong = ["no", [1], 1j] + [1.5] * (float not in kinds) + [None] * (type(None) not in kinds)
+        wrong += [math.nan, math.inf, 10**400, True] * (float in kinds) + [True, 2**64] * (field.name == "seed")
+        for value in wrong:
+            with pytest.raises(InputError, match=rf"^{field.name}=.*: expected "):
+                explainer(method, model, case.layer, **{field.name: value})
 
 
 @EVERY_METHOD

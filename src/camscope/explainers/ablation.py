@@ -11,7 +11,7 @@ from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
-from camscope.explainers.scope import expect_count
+from camscope.explainers.scope import expect_count, expect_one_of
 
 COARSE = 20  # steps of rounding
 
@@ -33,7 +33,7 @@ class AblationCAM(WeightedChannels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(batch_size=self.batch_size)
+        expect_count(None, batch_size=self.batch_size)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -69,7 +69,8 @@ class ReciproCAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(batch_size=self.batch_size)
+        expect_one_of("gaussian", self.gaussian, True, False)
+        expect_count(None, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""
@@ -79,11 +80,15 @@ class ReciproCAM(LayerExplainer):
 
         def one_left_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
             places = torch.arange(part.start, part.stop, device=features.activation.device)
-            cell = places % (cells + 1)  # the last one is none
-            masks = (cell < cells).to(features.activation)[:, None]
-            for axis, place in enumerate(torch.unravel_index(cell % cells, tuple(grid))):
-                masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
-            return lambda maps: maps.mul_(masks.to(maps.dtype)), places // (cells + 1)
+
+            def change(maps: Tensor) -> object:
+                cell = places % (cells + 1)  # the last one is none
+                masks = (cell < cells).to(features.activation)[:, None]
+                for axis, place in enumerate(torch.unravel_index(cell % cells, tuple(grid))):
+                    masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
+                return maps.mul_(masks.to(maps.dtype))
+
+            return change, places // (cells + 1)
 
         chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
         heat = chances[:, :-1] - chances[:, -1:]

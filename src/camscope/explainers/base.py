@@ -24,20 +24,15 @@ from camscope.explainers.scope import (
     OnNonFinite,
     Precision,
     Survey,
-    calm,
+    asking,
     checked_finite,
-    checked_input,
     expect_differentiable,
     expect_one_of,
     home,
-    precisely,
-    prepared,
     survey,
-    usable,
 )
 from camscope.explanation import MEANING, OK, Explanation
 from camscope.hooks.base import unwrap
-from camscope.structure import mapped
 from camscope.targets import Difference, Question, Scene, Score, Target, embedding_of
 
 METHODS: dict[str, type["Explainer"]] = {}
@@ -98,6 +93,7 @@ class Explainer(ABC):
     backwards: ClassVar[str] = "0"
     control: ClassVar[bool] = False  # a floor for comparisons: it knows nothing of the model's answer
     class_specific: ClassVar[bool] = True  # whether the map depends on the target
+    runs_rest: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
 
     def __post_init__(self) -> None:
         expect_one_of("mode", self.mode, "eval", "as_is")
@@ -235,10 +231,8 @@ class Explainer(ABC):
 
     def _embedded(self, image: Any) -> Tensor:
         """(D,): what the model makes of another image."""
-        known, x = survey(self.model), self._read(image).x[None]
-        with calm(known, self.mode), precisely(self.precision, known) as casts:
-            score = Score(known.model, around=casts)
-            return embedding_of(score.forward(prepared(checked_input(x, known), self.precision)))[0].detach()
+        with asking(survey(self.model), self, self._read(image).x[None]) as asked:
+            return embedding_of(asked.score().forward(asked.x))[0].detach()
 
     def _read(self, image: Any) -> Item:
         model = unwrap(self.model)
@@ -296,13 +290,8 @@ def explain_each(
     """
     if not tools or not targets:
         raise TargetError("no targets, or no methods: pass one at least of each, e.g. targets [281, 285] or [None]")
+    expect_alike(tools)
     first = tools[0]
-    for tool in tools[1:]:
-        if unwrap(tool.model) is not unwrap(first.model):
-            raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
-        for setting in ("preprocess", "categories"):
-            if getattr(tool, setting) != getattr(first, setting):
-                raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
     item = first._read(image)
     scene = first._scene(item)
     runs = _run(tools, item.x[None], [_in_scene(target, scene) for target in targets], watch=watch)
@@ -311,6 +300,17 @@ def explain_each(
         [tool._explanation(0, item, run, which, digits) for which in range(len(targets))]
         for tool, run in zip(tools, runs, strict=True)
     ]
+
+
+def expect_alike(tools: Sequence[Explainer]) -> None:
+    """An InputError unless all are of one model, and see and name the same things."""
+    first = tools[0]
+    for tool in tools[1:]:
+        if unwrap(tool.model) is not unwrap(first.model):
+            raise InputError(f"{first!r} and {tool!r} are not of one model: explain each by itself")
+        for setting in ("preprocess", "categories"):
+            if getattr(tool, setting) != getattr(first, setting):
+                raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
 
 
 def _run(
@@ -324,20 +324,13 @@ def _run(
     known = survey(tools[0].model)
     if any(tool.takes_gradients for tool in tools):
         expect_differentiable(known)
-    companies: dict[Hashable, list[int]] = {}
-    for t, tool in enumerate(tools):
-        companies.setdefault((tool.mode, tool.company), []).append(t)
     runs: dict[int, _Run] = {}
-    for numbers in companies.values():
+    for numbers in companies(tools):
         first, company = tools[numbers[0]], [tools[t] for t in numbers]
-        with calm(known, first.mode), precisely(first.precision, known) as casts:
-            inputs = prepared(checked_input(x, known), first.precision)
-            extra, named = mapped(args, usable), mapped(dict(kwargs or {}), usable)
-            asked = [first.asked(target) for target in targets]
-            facts = {"categories": first.categories, "args": extra, "kwargs": named, "around": casts}
-            scores = [Score(known.model, one, **facts) for one in asked]
-            made = _made(company, inputs, scores, watch)
-        runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, made, strict=True)})
+        with asking(known, first, x, args, kwargs) as asked:
+            scores = [asked.score(first.asked(target)) for target in targets]
+            each = made(company, asked.x, scores, watch)
+        runs.update({t: _Run(known, scores, maps) for t, maps in zip(numbers, each, strict=True)})
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
             checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
@@ -346,18 +339,32 @@ def _run(
     return [runs[t] for t in range(len(tools))]
 
 
-def _made(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch: Watch | None) -> list[list[Maps]]:
-    """[method][score] of one company: what its shared passes give, then what takes passes of its own."""
+def companies(tools: Sequence[Explainer]) -> list[list[int]]:
+    """The numbers of the methods of each company: of those that can share passes."""
+    found: dict[Hashable, list[int]] = {}
+    for t, tool in enumerate(tools):
+        found.setdefault((tool.mode, tool.company), []).append(t)
+    return list(found.values())
+
+
+def made(
+    tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch: Watch | None = None
+) -> list[list[Maps]]:
+    """[method][score] of one company: what its shared passes give, then what takes passes of its own.
+
+    What a module keeps on itself is of the last input that it saw: methods that run only the rest of the model, behind a
+    layer, come before those that show the model other inputs.
+    """
     if watch is not None:
         watch(tools)
-    made: list[list[Maps]] = []
-    for tool, row in zip(tools, tools[0].maps_of(tools, x, scores), strict=True):
-        made.append([])
-        for one in row:
+    rows, done = tools[0].maps_of(tools, x, scores), dict[int, list[Maps]]()
+    for t in sorted(range(len(tools)), key=lambda t: not tools[t].runs_rest):
+        done[t] = []
+        for one in rows[t]:
             if callable(one) and watch is not None:
-                watch([tool])
-            made[-1].append(one() if callable(one) else one)
-    return made
+                watch([tools[t]])
+            done[t].append(one() if callable(one) else one)
+    return [done[t] for t in range(len(tools))]
 
 
 def _in_scene(target: Question, scene: Scene) -> Question:

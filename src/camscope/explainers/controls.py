@@ -8,14 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.errors import InputError
 from camscope.explainers.base import Explainer, register
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
 from camscope.explainers.masks import smoothed
-from camscope.explainers.scope import checked_finite, full_precision
-from camscope.targets import Score
+from camscope.explainers.scope import checked_finite, expect_number, expect_positive, expect_whole
+from camscope.targets import Score, full_precision
 
 
 class Control(Explainer):
@@ -57,6 +56,10 @@ class RandomCAM(WeightedChannels):
     class_specific: ClassVar[bool] = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_whole(seed=self.seed)
+
     def channel_weights(self, features: Features) -> Tensor:
         """(1,K,1)"""
         generator = torch.Generator().manual_seed(self.seed)
@@ -78,7 +81,7 @@ class CentreGaussian(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _expect_a_length("sigma", self.sigma, above=0)
+        expect_positive(sigma=self.sigma)
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S): 1 in the middle."""
@@ -104,7 +107,7 @@ class EdgeDetector(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _expect_a_length("smoothing", self.smoothing)
+        expect_number(smoothing=self.smoothing, low=0)
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S)"""
@@ -121,8 +124,3 @@ def _central_difference(values: Tensor, axis: int) -> Tensor:
     places = torch.arange(values.shape[axis], device=values.device)
     after, before = (places + 1).clamp(max=len(places) - 1), (places - 1).clamp(min=0)
     return (values.index_select(axis, after) - values.index_select(axis, before)) / 2
-
-
-def _expect_a_length(setting: str, value: float, above: float = -math.inf) -> None:
-    if not (0 <= value < math.inf and value > above):
-        raise InputError(f"{setting}={value}: expected a positive part of the input's length, as 0.25")

@@ -4,6 +4,7 @@ A singular vector has no sign of its own. Where no class is asked for, the map i
 is most active: its inner product with Σ_k A_k² is not negative.
 """
 
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -12,13 +13,17 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE
+from camscope.explainers.chunks import copies_within_memory, in_chunks
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.principal import component_towards, first_component, nearest, top_axes
-from camscope.explainers.scope import expect_one_of
+from camscope.explainers.scope import expect_number, expect_one_of, expect_positive
+from camscope.layers import spatial_layers
 
 KERNELS = ("sigmoid", "rbf", "linear", "cosine")
 ROUNDING = 1e-12  # of float64 sums, relative
+MOST_CELLS = 2**13  # a grid of 90 x 90: a kernel of them takes half a gigabyte
+KERNEL_BYTES = 8  # of each number
 
 
 @register
@@ -60,7 +65,7 @@ class KPCACAM(LayerExplainer):
 
     The cells are centred first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
     "cosine". `gamma`: γ; None: 1 / K. The sign is that of the module's rule: a centred map has no other. A layer whose
-    cells are all the same has no component: zeros.
+    cells are all the same has no component: zeros. Each cell is compared with each, of 8192 at most.
     """
 
     name, paper = "kpcacam", "arXiv:2410.00267"
@@ -71,21 +76,33 @@ class KPCACAM(LayerExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_one_of("kernel", self.kernel, *KERNELS)
-        if self.gamma is not None and not 0 < self.gamma < float("inf"):
-            raise InputError(f"gamma={self.gamma}: expected a positive number, or None for 1 / K")
+        expect_positive(None, gamma=self.gamma)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""
-        activation = features.activation.flatten(2).double()
+        activation = features.activation.flatten(2)
+        cells = activation.shape[2]
+        if cells > MOST_CELLS:
+            raise InputError(
+                f"layer {features.layer!r} has {cells} cells, and kpcacam compares each with each, of {MOST_CELLS} at most: "
+                f"choose a coarser layer{_coarser(features)}"
+            )
+        at_once = copies_within_memory(KERNEL_BYTES * cells**2, activation.device)
+        heat = in_chunks(len(activation), at_once, lambda part: self._components(activation[part]))
+        return heat.view(_grid(features))
+
+    def _components(self, channels: Tensor) -> Tensor:
+        """(N,K,cells) -> (N,cells)"""
+        activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         activation = torch.where(finite[..., None], activation, 0)
         kernel = self._kernel((activation - activation.mean(SPACE, keepdim=True)).mT)
         middle = kernel.mean(1, keepdim=True)
         centred = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
         spread = centred.abs().amax((1, 2), keepdim=True) > ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
-        axes = top_axes(torch.where(spread, centred, 0), features.activation.dtype)
-        heat = nearest(axes, activation.square().sum(1), features.activation.dtype)
-        return torch.where(finite, heat, torch.nan).to(features.activation.dtype).view(_grid(features))
+        axes = top_axes(torch.where(spread, centred, 0), channels.dtype)
+        heat = nearest(axes, activation.square().sum(1), channels.dtype)
+        return torch.where(finite, heat, torch.nan).to(channels.dtype)
 
     def _kernel(self, cells: Tensor) -> Tensor:
         """(N,cells,K) -> (N,cells,cells)"""
@@ -117,8 +134,7 @@ class FEM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.k < float("inf"):
-            raise InputError(f"k={self.k}: expected a number of standard deviations, 0 or more")
+        expect_number(k=self.k, low=0)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""
@@ -131,3 +147,10 @@ class FEM(LayerExplainer):
 
 def _grid(features: Features) -> tuple[int, ...]:
     return (len(features.activation), *features.activation.shape[2:])
+
+
+def _coarser(features: Features) -> str:
+    """The last layer of the finest grid that is not too fine, in words."""
+    layers = spatial_layers(features.score.model, lambda: features.score.forward(features.x), features.x.shape)
+    fit = [layer for layer in reversed(layers) if prod(layer.layout.grid) <= MOST_CELLS]
+    return f", such as {max(fit, key=lambda layer: prod(layer.layout.grid)).name!r}" if fit else ""

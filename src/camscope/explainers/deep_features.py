@@ -16,10 +16,10 @@ from camscope.explainers.features import Features
 from camscope.explainers.inputs import Item
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.passes import Pass
-from camscope.explainers.scope import calm, checked_input, expect_count, precisely, prepared, survey
+from camscope.explainers.scope import asking, expect_count, expect_number, survey
 from camscope.explanation import Floats, Pixels
 from camscope.geometry import Placement
-from camscope.targets import EveryClass
+from camscope.targets import EveryClass, Score
 
 AT_ONCE = 16  # images in one pass
 NAMED = 3  # classes that name a concept
@@ -47,9 +47,9 @@ class DeepFeatureFactorization(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(concepts=self.concepts, sweeps=self.sweeps, batch_size=self.batch_size)
-        if not self.tolerance >= 0:
-            raise InputError(f"tolerance={self.tolerance}: expected 0 or more")
+        expect_count(concepts=self.concepts, sweeps=self.sweeps)
+        expect_count(None, batch_size=self.batch_size)
+        expect_number(tolerance=self.tolerance, low=0)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s), signed"""
@@ -74,13 +74,9 @@ class DeepFeatureFactorization(LayerExplainer):
 
     def _together(self, items: Sequence[Item]) -> Concepts:
         """One pass for every few images, one factorisation of them all."""
-        known = survey(self.model)
-        with calm(known, self.mode), precisely(self.precision, known) as casts:
-            x = prepared(checked_input(torch.stack([item.x for item in items]), known), self.precision)
-            pages = [
-                self._page(EveryClass(known.model, categories=self.categories, around=casts), part)
-                for part in x.split(AT_ONCE)
-            ]
+        with asking(survey(self.model), self, torch.stack([item.x for item in items])) as asked:
+            x = asked.x
+            pages = [self._page(asked.score(kind=EveryClass), part) for part in x.split(AT_ONCE)]
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])
             joint = self._factorised(matrix.flatten(0, 1)[None])
             maps, vectors = joint.maps[0].unflatten(0, matrix.shape[:2]), joint.vectors.expand(len(x), -1, -1)
@@ -93,7 +89,7 @@ class DeepFeatureFactorization(LayerExplainer):
     def _factorised(self, matrix: Tensor) -> Factors:
         return factorised(matrix.relu(), self.concepts, sweeps=self.sweeps, tolerance=self.tolerance)
 
-    def _page(self, score: EveryClass, x: Tensor) -> Features:
+    def _page(self, score: Score, x: Tensor) -> Features:
         layer = self._choose(x, score) if self.layer is None else str(self.layer)
         with Pass([self], [layer], x, [score]) as one:
             return next(features for _, features in one.features(0))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.principal import units
-from camscope.explainers.scope import full_precision
+from camscope.targets import full_precision
 
 EVERY = 10  # sweeps between two looks at the error
 NO_ROOT = 1e-13  # an eigenvalue this small beside the largest is rounding

@@ -83,7 +83,8 @@ class Features:
     def scores_with(self, count: int, versions: Versions) -> Tensor:
         """(count,): the scores of so many other activations at the layer; what comes before it runs once where it can.
 
-        `versions`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,).
+        `versions`: which of them -> a function that changes activations (R,K,*s) in place, and the owners (R,). What is
+        large is made in that function.
         """
         return self._rest.scores(count, versions, self.score.read)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from camscope.explainers.base import Explainer, register
 from camscope.explainers.biases import Bias
 from camscope.explainers.maps import Maps
-from camscope.explainers.scope import calm, checked_input, survey
+from camscope.explainers.scope import asking, expect_differentiable, survey
 from camscope.explainers.shares import Completeness, Shares, taken_apart
 from camscope.targets import Question, Score
 
@@ -97,5 +97,6 @@ def completeness(model: nn.Module, x: Tensor, target: Question = None) -> Comple
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
     """
     tool, known = FullGrad(model), survey(model)
-    with calm(known, tool.mode):
-        return taken_apart(checked_input(x, known), [Score(known.model, target)], tool)[0].completeness()
+    expect_differentiable(known)
+    with asking(known, tool, x) as asked:
+        return taken_apart(asked.x, [asked.score(target)], tool)[0].completeness()

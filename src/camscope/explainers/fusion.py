@@ -1,7 +1,7 @@
 """Several layers as one map: `Fused` of explainers, `fuse` of explanations that there are already."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer
+from camscope.explainers.base import Explainer, companies, made
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.maps import Maps, merged, statuses
@@ -81,15 +81,10 @@ def _no_layer(given: object) -> str:
 
 def together(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps]]:
     """[explainer][score]: those of one company share their passes."""
-    companies: dict[Hashable, list[int]] = {}
-    for t, tool in enumerate(tools):
-        companies.setdefault(tool.company, []).append(t)
-    made: dict[int, list[Maps]] = {}
-    for numbers in companies.values():
-        company = [tools[t] for t in numbers]
-        rows = company[0].maps_of(company, x, scores)
-        made.update(zip(numbers, ([one() if callable(one) else one for one in row] for row in rows), strict=True))
-    return [made[t] for t in range(len(tools))]
+    done: dict[int, list[Maps]] = {}
+    for numbers in companies(tools):
+        done.update(zip(numbers, made([tools[t] for t in numbers], x, scores), strict=True))
+    return [done[t] for t in range(len(tools))]
 
 
 def joined(maps: Sequence[Tensor], how: How) -> Tensor:
@@ -109,8 +104,8 @@ def _over_maximum(maps: Tensor) -> Tensor:
 def gathered(maps: Sequence[Maps], heat: Tensor, scaled: str) -> Maps:
     """The one map (N,*s) that several became, with what is known of each; `scaled`: how they were made comparable."""
     layers = list(filter(None, (one.layer for one in maps)))
-    made = merged(maps, heat, scaled, *filter(None, map(_said, maps)))
-    return replace(made, layer=" + ".join(layers) or None, layout=None)
+    one = merged(maps, heat, scaled, *filter(None, map(_said, maps)))
+    return replace(one, layer=" + ".join(layers) or None, layout=None)
 
 
 def _said(maps: Maps) -> str | None:

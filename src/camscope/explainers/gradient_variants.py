@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from camscope.errors import InputError, TargetError
+from camscope.errors import TargetError
 from camscope.explainers.base import register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.features import Features
-from camscope.explainers.scope import expect_count, expect_one_of, full_precision
-from camscope.targets import Score, class_scores
+from camscope.explainers.scope import expect_count, expect_number, expect_one_of, expect_whole
+from camscope.targets import Score, class_scores, full_precision
 
 
 @register
@@ -37,8 +37,8 @@ class SmoothGradCAMPlusPlus(WeightedChannels):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(samples=self.samples)
-        if not 0 <= self.sigma < float("inf"):
-            raise InputError(f"sigma={self.sigma}: expected a part of the input's range, 0 or more, such as 0.15")
+        expect_number(sigma=self.sigma, low=0)
+        expect_whole(seed=self.seed)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -78,8 +78,7 @@ class FinerCAM(CAM):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(references=self.references)
-        if not -float("inf") < self.gamma < float("inf"):
-            raise InputError(f"gamma={self.gamma}: expected a finite number such as 0.6")
+        expect_number(gamma=self.gamma)
 
     def values(self, score: Score, output: Any, samples: int) -> Tensor:
         """(N,): the class's logit less its closest classes' part."""

@@ -37,7 +37,8 @@ class GroupCAM(LayerExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(groups=self.groups, batch_size=self.batch_size)
+        expect_count(groups=self.groups)
+        expect_count(None, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

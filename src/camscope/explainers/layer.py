@@ -14,6 +14,7 @@ from camscope.explainers.features import Features
 from camscope.explainers.grids import first_part
 from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
+from camscope.explainers.scope import expect_whole
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
 from camscope.targets import Score, Target
@@ -42,10 +43,10 @@ class LayerExplainer(Explainer):
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
-    runs_rest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        expect_whole(None, call=self.call)
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
         self._chosen: dict[tuple[object, ...], SpatialLayer] = {}
 

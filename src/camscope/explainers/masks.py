@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.explainers.grids import on_grid
-from camscope.explainers.scope import full_precision
+from camscope.targets import full_precision
 
 
 def enlarged(maps: Tensor, x: Tensor) -> Tensor:

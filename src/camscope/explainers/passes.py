@@ -13,13 +13,13 @@ from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
 from camscope.explainers.padding import padding_seen
-from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
+from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.base import find_layer, find_layers
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
 from camscope.layers import Layout, read_layout
-from camscope.targets import Score
+from camscope.targets import Score, full_precision
 
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)
 

@@ -45,10 +45,10 @@ class RefineCAM(Explainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        method = METHODS.get(self.base)
+        method = METHODS.get(str(self.base))
         if method is None or not issubclass(method, LayerExplainer):
             looking = [name for name, one in METHODS.items() if issubclass(one, LayerExplainer)]
-            near = difflib.get_close_matches(self.base, looking, n=3, cutoff=0.0)
+            near = difflib.get_close_matches(str(self.base), looking, n=3, cutoff=0.0)
             raise InputError(f"base={self.base!r} is no method that looks at one layer; nearest: {', '.join(near)}")
         common = {name: getattr(self, name) for name in (*COMMON[1:], "mode", "precision")}
         self._base = method(self.model, **common)

@@ -1,6 +1,7 @@
 """Rest: what the part of a model behind a layer makes of other activations there."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -18,6 +19,7 @@ from camscope.targets import Score
 SAME = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 
 Change = Callable[[Tensor], object]
+# asked of all rows at once too, for their owners: what is large is made in the change
 Versions = Callable[[slice], tuple[Change, Tensor]]
 
 
@@ -57,8 +59,24 @@ class Rest:
 
     def at_once(self, change: Change) -> Any:
         """The output of one pass in which all samples' activations are changed."""
-        with self.replay:
-            return self._output(self.x, None, torch.arange(len(self.x), device=self.x.device), change)
+        with self.replay if self._replays else nullcontext():
+            return self._output(self.x, None, self._samples, change)
+
+    @cached_property
+    def _samples(self) -> Tensor:
+        return torch.arange(len(self.x), device=self.x.device)
+
+    @cached_property
+    def _replays(self) -> bool:
+        """Whether a pass that is handed what an earlier one left gives the scores: modules may hand on more than outputs."""
+        if not self.replay.remembers:
+            return True
+        try:
+            with self.replay:
+                scores = self._forward(self.x, None, self._samples, _as_they_are, self.score.read, None)
+        except Exception:  # the model's own will be raised again without a replay
+            return False
+        return self._are_clean(scores)
 
     def losses(self, count: int, versions: Versions) -> Tensor:
         """(count,): clean score minus altered one, both of one pass, so that what rounding does to all rows cancels."""
@@ -100,8 +118,12 @@ class Rest:
             scores = self._in_pieces(way, len(places), every_other_blank, partial(self._pass, way, self.score.read))
         except Exception:
             return False
+        return self._are_clean(scores[1::2])
+
+    def _are_clean(self, scores: Tensor) -> bool:
+        """Whether the scores (N,) are those of the clean pass, but for rounding."""
         allowed = SAME.get(self.score.dtype, 1e-4) * (1 + float(self.values.abs().max()))
-        return bool(((scores[1::2] - self.values).abs() <= allowed).all())
+        return bool(((scores.to(self.values) - self.values).abs() <= allowed).all())
 
     def _in_pieces(self, way: str, count: int, versions: Versions, run: Callable[[Change, Tensor], Tensor]) -> Tensor:
         """(count,): run(change, owners) of pieces as large as memory allows, and as the way can take."""
@@ -128,8 +150,10 @@ class Rest:
             return self._forward(self.x.index_select(0, owners[:1]), owners[:1], rows * 0, change, read, owners)
         if way == "whole":
             return self._forward(self.x.index_select(0, owners), owners, rows, change, read, owners)
-        own, every = int(owners), torch.arange(len(self.x), device=owners.device)
-        return self._forward(self.x, None, every, lambda maps: change(maps[own : own + 1]), read, None)[own, None]
+        own = int(owners)
+        return self._forward(self.x, None, self._samples, lambda maps: change(maps[own : own + 1]), read, None)[
+            own, None
+        ]
 
     def _forward(
         self, x: Tensor, asked: Tensor | None, rows: Tensor, change: Change, read: Read, owners: Tensor | None
@@ -152,3 +176,7 @@ class Rest:
             )
         change(maps)
         return rows
+
+
+def _as_they_are(maps: Tensor) -> None:
+    """Change nothing."""

@@ -5,17 +5,19 @@ import math
 import numbers
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
 from camscope.hooks.base import autocast_uncached, evaluating, unwrap
+from camscope.structure import mapped
+from camscope.targets import Question, Score
 
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
@@ -104,33 +106,90 @@ def prepared(x: Tensor, precision: Precision | None) -> Tensor:
     return x.contiguous(memory_format=orders[x.ndim])
 
 
+class Settings(Protocol):
+    """What a call must know of a method."""
+
+    mode: Mode
+    precision: Precision | None
+    categories: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The input x (N,C,*S) of one call, as the model takes it, and what every question about it is asked with."""
+
+    x: Tensor
+    model: nn.Module
+    beside: Mapping[str, Any]
+
+    def score(self, target: Question = None, kind: type[Score] = Score) -> Score:
+        """The number that a question means."""
+        return kind(self.model, target, **self.beside)
+
+
+@contextmanager
+def asking(
+    known: Survey, tool: Settings, x: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> Iterator[Asked]:
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the rest goes to the model after x."""
+    with calm(known, tool.mode), precisely(tool.precision, known) as casts:
+        more = {"args": mapped(args, usable), "kwargs": mapped(dict(kwargs or {}), usable)}
+        inputs = prepared(checked_input(x, known), tool.precision)
+        yield Asked(inputs, known.model, {"categories": tool.categories, "around": casts, **more})
+
+
 def expect_one_of(setting: str, value: object, *words: object) -> None:
     """An InputError unless the value of a setting is one of these."""
     if value not in words:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
 
 
-def expect_positive(**settings: object) -> None:
-    """An InputError unless each setting is a positive number; None stands for one that is left out."""
-    for name, value in settings.items():
-        if value is not None and not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
-            raise InputError(f"{name}={value!r}: expected a positive number")
+def expect_positive(*also: object, **settings: object) -> None:
+    """An InputError unless each setting is a positive number, or one of `also`."""
+    _expect("a positive number", lambda value: _is_finite(value) and value > 0, also, settings)
 
 
-def expect_count(**settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more; None stands for one that is left out."""
+def expect_number(*also: object, low: float = -math.inf, **settings: object) -> None:
+    """An InputError unless each setting is a number, `low` or more, or one of `also`."""
+    words = "a number" if low == -math.inf else f"a number, {low:g} or more"
+    _expect(words, lambda value: _is_finite(value) and value >= low, also, settings)
+
+
+def expect_count(*also: object, **settings: object) -> None:
+    """An InputError unless each setting is a whole number, 1 or more, or one of `also`."""
+    _expect("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1, also, settings)
+
+
+def expect_whole(*also: object, **settings: object) -> None:
+    """An InputError unless each setting is a whole number of 64 bits, or one of `also`."""
+    _expect("a whole number of 64 bits", lambda value: _is_whole(value) and -(2**63) <= value < 2**64, also, settings)
+
+
+def _expect(words: str, fits: Callable[[Any], bool], also: tuple[object, ...], settings: Mapping[str, object]) -> None:
     for name, value in settings.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-            raise InputError(f"{name}={value!r}: expected a whole number, 1 or more")
+        if not fits(value) and not any(value is one for one in also):
+            raise InputError(f"{name}={value!r}: expected {' or '.join([words, *map(repr, also)])}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of a whole number that is too large for a float
+        return False
 
 
 def checked_input(x: Tensor, known: Survey) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         raise InputError(
-            f"the input is a {type(x).__name__}; attribute takes a float tensor (N,C,H,W), explain an image"
+            f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
+            f"another kind goes to explain)"
         )
     if not x.is_floating_point():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
@@ -142,11 +201,6 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
         places = ", ".join(map(str, known.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
     return usable(x).detach()
-
-
-def full_precision(values: Tensor) -> Tensor:
-    """At least float32: pooling and sums in half precision lose what they add up."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def usable(value: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from camscope.explainers.base import register
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.masks import enlarged, leading, stretched, varying
-from camscope.explainers.scope import expect_count, expect_one_of, expect_positive
+from camscope.explainers.scope import expect_count, expect_one_of, expect_positive, expect_whole
 
 Masking = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -35,7 +35,7 @@ class MaskedScores(WeightedChannels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(top=self.top, batch_size=self.batch_size)
+        expect_count(None, top=self.top, batch_size=self.batch_size)
 
     @property
     def turns(self) -> int:
@@ -122,6 +122,7 @@ class SSCAM(MaskedScores):
         super().__post_init__()
         expect_count(samples=self.samples)
         expect_positive(sigma=self.sigma)
+        expect_whole(seed=self.seed)
         expect_one_of("noise", self.noise, "map", "input")
 
     @property

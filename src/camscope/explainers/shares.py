@@ -10,10 +10,10 @@ from torch import Tensor
 from camscope.errors import ModelError
 from camscope.explainers.biases import Bias, Watch
 from camscope.explainers.grids import on_grid
-from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
+from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.base import autocast_uncached
 from camscope.hooks.checkpoint import plain_checkpoints
-from camscope.targets import Score
+from camscope.targets import Score, full_precision
 
 
 class Parting(Protocol):

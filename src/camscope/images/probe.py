@@ -40,6 +40,12 @@ class Probed:
         self.transform = transform
         self._placements: dict[tuple[int, int], Placement | None] = {}
 
+    def __eq__(self, other: object) -> bool:
+        return self.transform == other.transform if isinstance(other, Probed) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(type(self.transform))
+
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement | None]:
         """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image, if that is known."""
         from PIL import Image

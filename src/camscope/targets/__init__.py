@@ -2,7 +2,7 @@
 
 from camscope.targets.box import Box
 from camscope.targets.named import Output
-from camscope.targets.outputs import class_scores
+from camscope.targets.outputs import class_scores, full_precision
 from camscope.targets.questions import Class, Difference, Question
 from camscope.targets.region import Region
 from camscope.targets.score import EveryClass, Score
@@ -27,4 +27,5 @@ __all__ = [
     "Text",
     "class_scores",
     "embedding_of",
+    "full_precision",
 ]

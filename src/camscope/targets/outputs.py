@@ -44,9 +44,9 @@ def _logits_in(output: object) -> Tensor:
     )
 
 
-def full(values: Tensor) -> Tensor:
-    """At least float32: sums and differences of half precision lose what they compare."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+def full_precision(values: Tensor) -> Tensor:
+    """At least float32: pooling, sums and differences in half precision lose what they add up and compare."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def checked_scores(scores: object, target: object) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.structure import leaves
-from camscope.targets.outputs import full
+from camscope.targets.outputs import full_precision
 from camscope.targets.target import Names, OfClass, Scene
 
 POOLS: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
@@ -61,7 +61,7 @@ class Region(OfClass):
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Region":
         """The class, and weights (N,*s) of the output's cells."""
-        maps = full(class_maps(output)).detach()
+        maps = full_precision(class_maps(output)).detach()
         whole = self.mask is None and self.point is None
         weights = torch.ones_like(maps[:, 0]) if whole else self._weights(maps, tuple(size))
         known = OfClass.settled(replace(self, weights=weights), output, size, categories)
@@ -74,7 +74,7 @@ class Region(OfClass):
 
     def scored(self, output: Any) -> Tensor:
         """(N,K)"""
-        return _mean(full(class_maps(output)), self.weights)
+        return _mean(full_precision(class_maps(output)), self.weights)
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""

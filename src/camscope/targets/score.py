@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from camscope.errors import InputError, TargetError
 from camscope.structure import leaves, mapped
 from camscope.targets.classes import pair_of
-from camscope.targets.outputs import checked_scores, class_scores, full, one_each, rows_of, warn_of_probabilities
+from camscope.targets.outputs import (
+    checked_scores,
+    class_scores,
+    full_precision,
+    one_each,
+    rows_of,
+    warn_of_probabilities,
+)
 from camscope.targets.questions import Question, plain
 from camscope.targets.target import Names, Target
 
@@ -88,7 +95,7 @@ class Score:
     def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
         raw = self._read(output, samples, owners)
-        values, self.dtype = full(raw), raw.dtype
+        values, self.dtype = full_precision(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values
@@ -102,7 +109,7 @@ class Score:
         if callable(self.target) or self._pairs is None or (logits := class_scores(output)).shape[1] == 1:
             return values
         pairs = self._pairs if owners is None else self._pairs[owners]
-        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full(logits).logsumexp(1)).exp())
+        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp())
 
     def expect_companions(self, x: Tensor) -> None:
         """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.

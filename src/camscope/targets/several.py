@@ -9,7 +9,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.targets.classes import index_of
-from camscope.targets.outputs import are_probabilities, class_scores, full
+from camscope.targets.outputs import are_probabilities, class_scores, full_precision
 from camscope.targets.target import Names, OfClass, Target
 
 
@@ -30,7 +30,7 @@ class Classes(Target):
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
-        scores = full(class_scores(output))
+        scores = full_precision(class_scores(output))
         chosen = self.indices or tuple(index_of(one, scores.shape[1], None) for one in self.of)
         return scores[:, list(chosen)].mean(1)
 
@@ -60,7 +60,7 @@ class Probability(OfClass):
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
-        logits = full(class_scores(output))
+        logits = full_precision(class_scores(output))
         chosen = self.indices(logits)[:, None]
         if self.multilabel or logits.shape[1] == 1:
             return F.logsigmoid(logits.gather(1, chosen))[:, 0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.structure import leaves
-from camscope.targets.outputs import full
+from camscope.targets.outputs import full_precision
 from camscope.targets.target import Names, Scene, Target
 
 Kind = Literal["cosine", "dot"]
@@ -54,7 +54,7 @@ class Similarity(Target):
             raise TargetError(
                 f"the reference is {tuple(given.shape)}; the model's embedding has {own.shape[1]} numbers"
             )
-        each = given.reshape(-1, given.shape[-1]).to(own.device, full(own).dtype)
+        each = given.reshape(-1, given.shape[-1]).to(own.device, full_precision(own).dtype)
         each = F.normalize(each, dim=1, eps=0) if self.kind == "cosine" and len(each) > 1 else each
         if not bool(each.isfinite().all()) or not bool(each.mean(0).any()):
             raise TargetError("the reference is zero or not finite: nothing is alike to it")
@@ -62,7 +62,7 @@ class Similarity(Target):
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
-        own = full(embedding_of(output))
+        own = full_precision(embedding_of(output))
         reference: Tensor = self.reference.to(own)
         if self.kind == "dot":
             return own @ reference

@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from camscope.errors import InputError
+from camscope.errors import CamscopeError, InputError
 from camscope.explainers.base import Explainer
 from camscope.explainers.grids import on_grid, resized
 from camscope.explainers.maps import Maps, merged
 from camscope.explainers.wrappers.base import Wrapper
+from camscope.hooks.base import unwrap
 from camscope.targets import Score
 
 
@@ -50,7 +51,7 @@ class Augmented(Wrapper):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
             views = [plain] if scale == 1 else []
             for axes in flips[len(views) :]:
-                there = tool.maps(resized(x.flip([axis + 2 for axis in axes]), size), scores)
+                there = _maps_at(scale, tool, resized(x.flip([axis + 2 for axis in axes]), size), scores)
                 views.append([_carried_back(one, axes, own) for one, own in zip(there, plain, strict=True)])
             rounds.append(views)
         return [_mean([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
@@ -70,6 +71,20 @@ class Augmented(Wrapper):
 def _several(values: object, kind: type) -> bool:
     """Whether it is a sequence of such numbers."""
     return isinstance(values, Sequence) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
+
+
+def _maps_at(scale: float, tool: Explainer, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+    """The maps of one view; an InputError that names its size where the model refuses what is not the input's own."""
+    try:
+        return tool.maps(x, scores)
+    except Exception as error:
+        if scale == 1 or isinstance(error, CamscopeError | torch.OutOfMemoryError):
+            raise
+        size, model = " x ".join(map(str, x.shape[2:])), type(unwrap(tool.model)).__name__
+        raise InputError(
+            f"{model} has no answer for an input of {size}, scale {scale:g}: {type(error).__name__}: {error}; pass "
+            f"scales=(1.0,), or scales of which it takes the sizes"
+        ) from error
 
 
 def _carried_back(maps: Maps, axes: Sequence[int], plain: Maps) -> Maps:

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer
+from camscope.explainers.base import Explainer, expect_alike
 from camscope.explainers.maps import Maps
-from camscope.hooks.base import unwrap
 from camscope.targets import Difference, Question, Score
 
 
@@ -26,10 +25,9 @@ class Wrapper(Explainer):
                 raise InputError(
                     f"{type(self).__name__} goes round an explainer, as GradCAM(model); {one!r:.80} came instead"
                 )
+        expect_alike(inner)
         first, self.inner = inner[0], inner
         for one in inner[1:]:
-            if unwrap(one.model) is not unwrap(first.model):
-                raise InputError(f"{first!r} and {one!r} are not of one model")
             if (one.mode, one.precision) != (first.mode, first.precision):
                 raise InputError(f"{first!r} and {one!r} differ in mode or precision")
         super().__init__(

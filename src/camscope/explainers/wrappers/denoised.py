@@ -1,20 +1,19 @@
 """Denoised: what most channels agree on."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.base import Explainer
+from camscope.explainers.base import Explainer, made
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
 from camscope.explainers.principal import first_component
 from camscope.explainers.wrappers.base import Wrapper
-from camscope.explainers.wrappers.contrast import Contrast
 from camscope.targets import Score
 
 
@@ -23,8 +22,8 @@ class Denoised(Wrapper):
 
     A map (N,cells) is summed of contributions (N,K,cells); of the sum only its projection on their first right singular
     vector is kept, not centred, and the ReLU follows where the method has one. In score units; channels that all say the
-    same leave the sum as it is. A method that has one map only is its own first component: it is handed on, and a note
-    says so.
+    same leave the sum as it is. Round another wrapper it goes round what that is round: Denoised(Augmented(x)) is
+    Augmented(Denoised(x)). A method that has one map only is its own first component: it is handed on, and a note says so.
     """
 
     name = "denoised"
@@ -33,17 +32,36 @@ class Denoised(Wrapper):
         super().__init__(explainer)
         self.explainer = explainer
 
+    @property
+    def company(self) -> Hashable:
+        """Methods that share passes share them denoised."""
+        return (Denoised, self.explainer.company) if isinstance(self.explainer, WeightedChannels) else id(self)
+
+    @staticmethod
+    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps]]:
+        """[method][score]: the inner methods' passes, combined in another way."""
+        inner = [tool.explainer for tool in tools if isinstance(tool, Denoised)]
+        if not all(isinstance(one, WeightedChannels) for one in inner):
+            return [tool.maps(x, scores) for tool in tools]
+        return made([_combined(one) for one in inner if isinstance(one, WeightedChannels)], x, scores)
+
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
-        """The inner method's passes, combined in another way."""
-        method = self.explainer
-        while isinstance(method, Contrast):  # it only asks another question
-            method = method.explainer
-        if not isinstance(method, WeightedChannels):
-            said = f"{method.title} makes one map, which is its own first component: nothing was denoised"
-            return [replace(one, notes=(*one.notes, said)) for one in method.maps(x, scores)]
-        principal = copy.copy(method)
-        vars(principal)["combine"] = partial(_principal, method)  # of this copy alone; its passes are the method's
-        return principal.maps(x, scores)
+        """Of a wrapper, those that it makes of its inner ones, denoised."""
+        inner = self.explainer
+        if isinstance(inner, WeightedChannels):
+            return list(self.maps_of([self], x, scores)[0])
+        if isinstance(inner, Wrapper):
+            round_it = inner if isinstance(inner, Denoised) else inner._round([Denoised(one) for one in inner.inner])
+            return round_it.maps(x, scores)
+        said = f"{inner.title} makes one map, which is its own first component: nothing was denoised"
+        return [replace(one, notes=(*one.notes, said)) for one in inner.maps(x, scores)]
+
+
+def _combined(method: WeightedChannels) -> WeightedChannels:
+    """A copy that combines in another way; its passes are the method's."""
+    principal = copy.copy(method)
+    vars(principal)["combine"] = partial(_principal, method)
+    return principal
 
 
 def _principal(method: WeightedChannels, features: Features) -> Tensor:
