@@ -14,7 +14,7 @@ from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
 from camscope.hooks.base import find_layer, unwrap
-from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
+from camscope.layers import Layout, choose_layer
 from camscope.targets import Score
 
 
@@ -46,7 +46,7 @@ class LayerExplainer(Explainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
-        self._chosen: dict[tuple[object, ...], SpatialLayer] = {}
+        self._chosen: dict[tuple[object, ...], str] = {}
 
     @abstractmethod
     def combine(self, features: Features) -> Tensor:
@@ -109,16 +109,15 @@ class LayerExplainer(Explainer):
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
-        Among tokens it is the last one that any class reads; what a callable target reads is looked up each time.
+        It is the last one that any class reads; what a callable target reads is looked up each time.
         """
         model = score.model
         card = card_of(model)
         if card and card.layer:
             return card.layer
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built in self._chosen and not (callable(score.target) and self._chosen[built].layout.kind == TOKENS):
-            return self._chosen[built].name
-        layer = choose_layer(model, score.overall, x)
-        if layer.layout.kind != TOKENS or not callable(score.target):
-            self._chosen = {**self._chosen, built: layer}
-        return layer.name
+        if callable(score.target):
+            return choose_layer(model, score.overall, x).name
+        if built not in self._chosen:
+            self._chosen = {**self._chosen, built: choose_layer(model, score.overall, x).name}
+        return self._chosen[built]
