@@ -107,7 +107,8 @@ def test_each_cell_lies_over_its_pixels(built):
 
 def test_every_method_has_a_map_or_a_sentence(built):
     name, row, model, x = built
-    SAID[name] = row, answers(row, model, x[0])
+    SAID[name] = row, answers(row, model.float(), x[0].float())
+    model.double()
 
 
 def test_the_page_says_what_is_measured(request):

@@ -39,7 +39,7 @@ ROWS = [
     Row("cait", vit("cait_xxs24_224"), WIDE, "blocks_token_only.1.norm1", "tokens", GRID, 1),
     Row(
         "crossvit",
-        named("crossvit_tiny_240", img_size=120),
+        named("crossvit_tiny_240", img_size=120, embed_dim=(24, 48), num_heads=(2, 2)),
         (3, 120, 120),
         "blocks.2.fusion.1.norm1",
         "tokens",
@@ -96,8 +96,7 @@ ROWS = [
         (2, 3),
         1,
     ),
-    Row("hiera", named("hiera_tiny_224", img_size=(64, 96)), WIDE, "blocks.11", "tokens", (2, 3)),
-    Row("mvitv2", named("mvitv2_tiny", img_size=64), SQUARE, "norm", "tokens", (2, 2)),
+    Row("hiera", named("hiera_tiny_224", img_size=(64, 96), embed_dim=24), WIDE, "blocks.11", "tokens", (2, 3)),
     Row(
         "davit",
         named("davit_tiny", depths=(1, 1, 1, 1), embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4)),
@@ -116,7 +115,15 @@ ROWS = [
     Row("nfnet", named("test_nfnet"), WIDE, "final_act", "maps", (2, 3)),
     Row("hrnet", named("hrnet_w18_small"), WIDE, "final_layer", "maps", (2, 3)),
     Row("mambaout", named("test_mambaout"), WIDE, "stages", "last", (2, 3)),
-    Row("volo", named("volo_d1_224", img_size=SQUARE[1:]), SQUARE, "norm", "tokens", (4, 4), 1),
+    Row(
+        "volo",
+        named("volo_d1_224", img_size=SQUARE[1:]),
+        SQUARE,
+        "norm",
+        "tokens",
+        (4, 4),
+        1,
+    ),
     Row(
         "naflexvit",
         named("naflexvit_base_patch16_gap", depth=2, embed_dim=32, num_heads=2),

@@ -87,11 +87,11 @@ def mvit() -> nn.Module:
         MSBlockConfig(2, 32, 32, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 1, 1]),
         MSBlockConfig(2, 32, 32, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 1, 1]),
     ]
-    return MViT((64, 64), 8, blocks, True, False, True, True, num_classes=CLASSES)
+    return MViT((32, 32), 8, blocks, True, False, True, True, num_classes=CLASSES)
 
 
 WIDE, LITTLE = (3, 64, 96), (3, 32, 48)
-CLIP = (3, 8, 32, 48)
+CLIP = (3, 4, 32, 48)
 ROWS = [
     Row("resnet18", named("resnet18"), WIDE, "layer4", "maps", (2, 3)),
     Row("densenet121", named("densenet121"), WIDE, "features", "maps", (2, 3)),
@@ -138,8 +138,8 @@ ROWS = [
         target=region,
     ),
     Row("r3d (video)", partial(video, "r3d"), CLIP, "layer4", "maps", (1, 2, 3)),
-    Row("mc3 (video)", partial(video, "mc3"), CLIP, "layer4", "maps", (8, 2, 3)),
+    Row("mc3 (video)", partial(video, "mc3"), CLIP, "layer4", "maps", (4, 2, 3)),
     Row("r2plus1d (video)", partial(video, "r2plus1d"), CLIP, "layer4", "maps", (1, 2, 3)),
-    Row("swin3d (video)", swin3d, CLIP, "norm", "last", (4, 4, 6)),
-    Row("mvit (video)", mvit, (3, 8, 64, 64), "blocks.2.norm1", "tokens", (4, 8, 8), 1),
+    Row("swin3d (video)", swin3d, CLIP, "norm", "last", (2, 4, 6)),
+    Row("mvit (video)", mvit, (3, 8, 32, 32), "blocks.2.norm1", "tokens", (4, 4, 4), 1),
 ]
