@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format assets gallery bench clean
+.PHONY: help demo test check format assets gallery models bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
@@ -14,6 +14,7 @@ help:
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
 	@echo "make gallery  every method on the same four photographs and four phantoms, into docs/gallery"
+	@echo "make models   every architecture of the zoo again, into docs/models.md"
 	@echo "make bench    the benchmark, beside grad-cam, torchcam and captum"
 	@echo "make clean    remove the virtual environment and everything built"
 
@@ -38,6 +39,9 @@ assets: $(STAMP)-base
 
 gallery: $(STAMP)-gallery
 	$(BIN)/python assets/gallery.py
+
+models: $(STAMP)-test
+	$(BIN)/python -m pytest -q tests/test_zoo.py --write-models
 
 bench: $(STAMP)-bench
 	$(BIN)/python -m benchmarks

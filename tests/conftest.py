@@ -9,6 +9,11 @@ import torch
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--write-models`: what tests/test_zoo.py measures becomes docs/models.md."""
+    parser.addoption("--write-models", action="store_true", help="write docs/models.md from what is measured")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
     """Names other than this machine's do not resolve, for as long as the tests run."""

@@ -226,8 +226,8 @@ MUTANTS = [
         "prefix tokens kept",
         Layout,
         "to_maps",
-        "output[:, self.prefix :]",
-        "output[:, : output.shape[1] - self.prefix]",
+        "output[:, self.prefix : self.prefix + math.prod(self.grid)]",
+        "output[:, : math.prod(self.grid)]",
         a_patch_lies_in_its_row_and_column,
     ),
     Mutant(

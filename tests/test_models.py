@@ -433,6 +433,58 @@ def test_a_hugging_face_folder(folder, tmp_path):
     assert card_of(load_model(f"hf:{folder}", weights="random")).categories is None
 
 
+FAMILIES = {
+    "SegFormer, regions": ("SegformerForSemanticSegmentation", "SegformerImageProcessor"),
+    "DETR": ("DetrForObjectDetection", "DetrImageProcessor"),
+    "CLIP vision tower": ("CLIPVisionModelWithProjection", "CLIPImageProcessor"),
+    "CLIP vision tower, pooled": ("CLIPVisionModel", "CLIPImageProcessor"),
+    "SigLIP vision tower": ("SiglipVisionModel", "SiglipImageProcessor"),
+    "DeiT, with its teacher's head": ("DeiTForImageClassificationWithTeacher", "DeiTImageProcessor"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_hugging_face_folders_of_other_than_plain_classifiers(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from zoo.of_hugging_face import ROWS
+
+    kind, processor = FAMILIES[name]
+    original = next(row for row in ROWS if row.name == name).build().eval()
+    original.save_pretrained(tmp_path)
+    getattr(transformers, processor)().save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}")
+    assert type(model).__name__ == kind
+    own, photo = original.state_dict(), torch.randint(0, 256, (90, 140, 3), dtype=torch.uint8).numpy()
+    assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
+    x, placement = card_of(model).preprocess(photo)
+    expected = getattr(transformers, processor)()(photo, return_tensors="pt")["pixel_values"][0]
+    difference = (x - expected).abs()  # two of 256 levels, of noise resampled with weights of another precision
+    assert (x.shape, placement.image_size) == (expected.shape, (90, 140))
+    assert difference.max() < 2.01 / 255 / 0.22
+    assert difference.mean() < 0.25 / 255
+    assert type(load_model(f"hf:{tmp_path}", weights="random")).__name__ == kind
+    assert_same(load_model(f"hf:{tmp_path}", weights=tmp_path / "model.safetensors"), model)
+
+
+@pytest.mark.parametrize(
+    ("whole", "tower"), [("CLIP", "CLIPVisionModelWithProjection"), ("Siglip", "SiglipVisionModel")]
+)
+def test_of_a_model_of_images_and_texts_the_vision_tower_is_loaded(whole, tower, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from zoo.of_hugging_face import SQUARE_PATCHES
+
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    text |= {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1}
+    config = getattr(transformers, f"{whole}Config")(text_config=text, vision_config=SQUARE_PATCHES)
+    original = getattr(transformers, f"{whole}Model")(config).eval()
+    original.save_pretrained(tmp_path)
+    x = torch.randn(1, 3, 64, 64)
+    model = load_model(f"hf:{tmp_path}")
+    assert type(model).__name__ == tower
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).last_hidden_state, original.vision_model(x).last_hidden_state)
+
+
 def test_half_precision_of_a_hugging_face_folder_is_cast(folder):
     import transformers
 

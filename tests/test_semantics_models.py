@@ -537,9 +537,44 @@ def test_one_thing_where_a_list_is_asked_for():
             GradCAM(model, layer)
 
 
+def test_a_convolutions_grid_settles_what_tokens_alone_do_not():
+    nine = Tokens(0, patch=8)
+    assert HiResCAM(nine, "block").explain(torch.randn(3, 24, 24), 1).layout == "tokens 0+3x3"
+    sixteen = Tokens(9, patch=5)  # 25 tokens of 20 x 20 pixels: 4 x 4 patches and nine more, not 5 x 5
+    assert HiResCAM(sixteen, "block").explain(torch.randn(3, 20, 20), 1).layout == "tokens 9+4x4"
+    assert read_layout((1, 25, 8), (1, 3, 20, 20), sixteen.block) == Layout("tokens", (5, 5))
+
+
+def test_tokens_that_lie_on_no_map_of_the_model_are_an_error():
+    class Queries(Tokens):
+        def forward(self, x):
+            places = self.embed(x).flatten(2).transpose(1, 2)
+            queries = self.prefix.expand(len(x), -1, -1)
+            return self.head(self.block(queries + self.attention(queries, places, places)[0]).mean(1))
+
+    model, x = Queries(16, patch=8), torch.randn(1, 3, 40, 40)  # 16 questions would be 4 x 4 patches of 10 pixels
+    with pytest.raises(LayerError, match=r"layer 'block': .*grids that fit: none; pass layout=Layout"):
+        HiResCAM(model, "block").attribute(x, 1)
+    assert GradCAM(model).explain(x, 1).grid == (5, 5)
+
+
+def test_tokens_behind_the_grid_are_left_out_by_a_layout():
+    model, x = Tokens(0, patch=8), torch.randn(1, 3, 40, 40)
+    behind = HiResCAM(model, "block", layout=Layout("tokens", (2, 5), 5)).attribute(x, 1)
+    assert torch.equal(behind, HiResCAM(model, "block").attribute(x, 1)[:, 1:3])
+
+
+def test_a_volume_may_have_another_stride_along_its_depth():
+    assert read_layout((1, 4, 4, 6, 32), (1, 3, 8, 32, 48), nn.LayerNorm(32)) == Layout("channels_last", (4, 4, 6))
+    assert read_layout((1, 4, 8, 12, 7), (1, 3, 8, 64, 96), None, None, {(4, 8, 12)}) == Layout(
+        "channels_last", (4, 8, 12)
+    )
+
+
 def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
-    model = Tokens(0, patch=8)
-    model.block = nn.Linear(8, 8)
+    model = Tokens(0, patch=8, width=192)
+    model.embed = nn.PixelUnshuffle(8)  # patches without a convolution, whose grid would be known
+    model.block = nn.Linear(192, 192)
     x = torch.randn(1, 3, 24, 24)  # 9 tokens: 3 x 3, or 2 x 2 patches of 12 and five more
     with pytest.raises(LayerError, match=r"layer 'block': .*grids that fit: .*pass layout=Layout"):
         HiResCAM(model, "block").attribute(x, 1)
@@ -548,7 +583,7 @@ def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
     assert by_layout.shape == (1, 3, 3)
     assert torch.equal(by_layout, by_reshape)
     for layout in (
-        Layout("tokens", (2, 3)),
+        Layout("tokens", (4, 3)),
         Layout("tokens", (3, 3), 1),
         Layout("channels_first", (3, 3)),
         Layout("sideways", (3, 3)),
@@ -556,7 +591,7 @@ def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
     ):
         with pytest.raises(LayerError, match="layer 'block'"):
             HiResCAM(model, "block", layout=layout).attribute(x, 1)
-    with pytest.raises(LayerError, match=r"reshape= made \(9, 8\) of layer 'block'; expected \(N,K,h,w\) with N = 1"):
+    with pytest.raises(LayerError, match=r"reshape= made \(9, 192\) of layer 'block'; expected \(N,K,h,w\) with N = 1"):
         HiResCAM(model, "block", reshape=lambda y: y[0]).attribute(x, 1)
 
 
@@ -628,6 +663,18 @@ def test_none_chooses_the_last_layer_with_space_and_says_which():
 class Answer:
     logits: torch.Tensor
     features: torch.Tensor
+
+
+@pytest.mark.parametrize("key", ["pooler_output", "image_embeds"])
+def test_an_embedding_has_no_classes_and_the_error_says_what_to_pass(key):
+    class Tower(Plain):
+        def forward(self, x):
+            return {key: super().forward(x), "last_hidden_state": x}
+
+    model, x = plain(Tower)
+    with pytest.raises(TargetError, match=f"has an embedding, '{key}', and no class scores; pass a target.*direction"):
+        HiResCAM(model, "middle").attribute(x, 1)
+    assert_truth(HiResCAM(model, "middle").attribute(x, lambda output: output[key][:, 1]), plain()[0], x)
 
 
 OUTPUTS = {

@@ -1,5 +1,6 @@
 """`camscope features`: what a layer's channels make of an image."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,12 +51,14 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     from camscope.explainers.scope import home, survey
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers import read_layout
+    from camscope.layers import note_grids, read_layout
 
     inner, card = survey(net).model, card_of(net)
     name, module = find_layer(inner, layer)
     known = card.preprocess if card is not None else None
     way = as_preprocess(preprocess or known) if preprocess or known else None
     x = read_item(image, way, inner, home(inner)).x[None]
-    output = extract(inner, module, x)[name]
-    return read_layout(output.shape, x.shape, module).to_maps(output)[0]
+    with ExitStack() as scope:
+        grids = note_grids(inner, scope)
+        output = extract(inner, module, x)[name]
+    return read_layout(output.shape, x.shape, module, grids=grids).to_maps(output)[0]

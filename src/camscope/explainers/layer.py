@@ -16,7 +16,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
 from camscope.explainers.scope import expect_whole
 from camscope.hooks.base import find_layer, unwrap
-from camscope.layers import TOKENS, Layout, SpatialLayer, choose_layer
+from camscope.layers import Layout, choose_layer
 from camscope.targets import Score, Target
 
 
@@ -48,7 +48,7 @@ class LayerExplainer(Explainer):
         super().__post_init__()
         expect_whole(None, call=self.call)
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
-        self._chosen: dict[tuple[object, ...], SpatialLayer] = {}
+        self._chosen: dict[tuple[object, ...], str] = {}
 
     @abstractmethod
     def combine(self, features: Features) -> Tensor:
@@ -116,19 +116,16 @@ class LayerExplainer(Explainer):
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
-        Among tokens it is the last one that any class reads; what a callable target reads is looked up each time, and so is
-        the layer of one place among many.
+        It is the last one that any class reads; what a callable target reads is looked up each time.
         """
         model = score.model
         card = card_of(model)
         if card and card.layer:
             return card.layer
-        dense = isinstance(score.target, Target) and score.target.dense
+        if callable(score.target):
+            dense = isinstance(score.target, Target) and score.target.dense
+            return choose_layer(model, score.overall, x, dense=dense).name
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        known = None if dense else self._chosen.get(built)
-        if known and not (callable(score.target) and known.layout.kind == TOKENS):
-            return known.name
-        layer = choose_layer(model, score.overall, x, dense=dense)
-        if not dense and (layer.layout.kind != TOKENS or not callable(score.target)):
-            self._chosen = {**self._chosen, built: layer}
-        return layer.name
+        if built not in self._chosen:
+            self._chosen = {**self._chosen, built: choose_layer(model, score.overall, x).name}
+        return self._chosen[built]

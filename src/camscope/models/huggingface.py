@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face repositories and folders. Nothing of their code is executed."""
+"""Vision models of Hugging Face repositories and folders. Nothing of their code is executed."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,9 +14,23 @@ from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.models.checkpoint import RANDOM, State, Weights, aligned, described, read_state, same_numbers
 from camscope.models.fetch import package, unavailable
 
+# what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
+TAKING_IMAGES = (
+    "ForImageClassificationWithTeacher",
+    "ForSemanticSegmentation",
+    "ForObjectDetection",
+    "VisionModel",
+    "VisionModelWithProjection",
+)
+TOWERS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+
 
 def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
-    """The classifier of "org/name" or of a folder, with its published weights, those of a file, or none ("random")."""
+    """The model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
+
+    A classifier; a segmentation model, a detector or a vision tower, where the configuration says that it is one; of
+    CLIP and SigLIP as a whole, the vision tower.
+    """
     transformers = package("transformers")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
@@ -31,7 +45,7 @@ def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard
             f"hf:{name}", error, f"fetch {files} and name the folder that holds them: hf:FOLDER"
         ) from error
     except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"hf:{name} is no image classifier that transformers can build: {error}") from error
+        raise ModelError(f"hf:{name} is no vision model that transformers can build: {error}") from error
     card = ModelCard(
         described(f"hf:{name}", weights), preprocessing_of(transformers, source), _categories(model) if usual else None
     )
@@ -40,18 +54,31 @@ def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard
 
 def _loaded(transformers: Any, source: str, weights: Weights) -> tuple[nn.Module, bool]:
     """The model, and whether its classes are those of its configuration."""
-    classifier = transformers.AutoModelForImageClassification
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    kind = _kind(transformers, config)
+    if not isinstance(config, kind.config_class):  # of the whole, of which the tower is a part
+        config = kind.config_class.from_pretrained(source)
     if weights is None:
-        model, report = classifier.from_pretrained(
-            source, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-        )
+        model, report = kind.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True)
         # a backbone's surplus (a pooler, another head) is no harm; a head without weights is
         _expect_whole({**report, "unexpected_keys": ()}, f"hf:{source}")
         return model, True
     state = None if weights == RANDOM else read_state(weights)
-    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    model = classifier.from_config(config, trust_remote_code=False)
+    model = kind(config)
     return (model, False) if state is None else _fitted(model, aligned(state, model.state_dict()), weights)
+
+
+def _kind(transformers: Any, config: Any) -> Any:
+    """The class of transformers that a configuration names if it takes images alone, else its family's classifier."""
+    named = next(iter(config.architectures or ()), "")
+    named = TOWERS.get(named, named)
+    if named.endswith(TAKING_IMAGES) and hasattr(transformers, named):
+        return getattr(transformers, named)
+    known = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    if type(config) not in known:
+        raise ValueError(f"a {type(config).__name__} of {named or 'no class'}")
+    classifier = known[type(config)]
+    return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
 def _fitted(model: Any, state: State, weights: Weights) -> tuple[nn.Module, bool]:
@@ -76,7 +103,7 @@ def _expect_whole(report: Mapping[str, Any], source: str) -> None:
         if names:
             wrong.append(f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})")
     if wrong:
-        raise WeightsError(f"{source} is not the whole of this classifier: {'; '.join(wrong)}; is it only a backbone?")
+        raise WeightsError(f"{source} is not the whole of this model: {'; '.join(wrong)}; is it only a backbone?")
 
 
 def preprocessing_of(transformers: Any, source: str) -> Callable[..., Any] | None:

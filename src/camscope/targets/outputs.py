@@ -10,6 +10,8 @@ from torch import Tensor
 from camscope.errors import CamscopeWarning, TargetError
 from camscope.structure import leaves, mapped
 
+EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
+
 
 def class_scores(output: object) -> Tensor:
     """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
@@ -34,6 +36,12 @@ def _logits_in(output: object) -> Tensor:
         return named
     found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
     flat = [leaf for _, leaf in found if leaf.ndim == 2]
+    embedding = next((path[-1] for path, _ in found if path and path[-1] in EMBEDDINGS), None)
+    if embedding is not None:
+        raise TargetError(
+            f"the model's {type(output).__name__} has an embedding, {embedding!r}, and no class scores; pass a target that "
+            f"makes a number of it, e.g. target=lambda output: output[{embedding!r}] @ direction"
+        )
     if len(flat) == 1:
         return flat[0]
     if len(found) == 1:

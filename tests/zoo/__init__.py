@@ -1,0 +1,11 @@
+"""The zoo: small forms of the model families that people have, and what camscope must find in each without being told."""
+
+from zoo import of_hugging_face, of_ones_own, of_timm, of_torchvision
+from zoo.row import Row
+
+FAMILIES: dict[str, list[Row]] = {
+    "torchvision": of_torchvision.ROWS,
+    "timm": of_timm.ROWS,
+    "Hugging Face": of_hugging_face.ROWS,
+    "one's own": of_ones_own.ROWS,
+}

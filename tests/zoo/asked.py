@@ -1,0 +1,88 @@
+"""Which methods answer for an architecture, and what the others say; and the page that tells it."""
+
+import re
+
+import numpy as np
+from torch import Tensor, nn
+
+from camscope.errors import CamscopeError
+from camscope.explainers import METHODS, Explainer, GradCAM
+from zoo.row import Row
+
+FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
+SMALL = 2e5  # parameters: such a model runs a hundred times in a second
+PASSES = {"1", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"}
+ALONE = {"cam", "finercam"}  # often without an answer, which would end the passes that the others share
+HEAD = """# Models
+
+Measured, not promised: {count} architectures with random weights, small inputs, nothing passed but the model and the input
+(and a function of the output where a model has no class scores: a region, a query's class, an embedding's direction).
+The layer is the one that camscope chooses. On each, Grad-CAM and HiResCAM are compared with plain `torch.autograd.grad`
+in float64, and where tokens are laid out as a grid, changing a patch of the input changes the cell that lies over it.
+`make models` measures all of it again; the tests fail where this page is not what is measured.
+
+Asked are the methods that cost a few passes, and on small models those that run the rest of the model often, too:
+
+{methods}.
+
+A letter stands for a method without an answer there, and the sentence that it says instead is below.
+
+"""
+
+
+def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
+    """What the methods without an answer for one input (C,*S) say; AssertionError for a map that is none."""
+    light = sum(parameter.numel() for parameter in model.parameters()) < SMALL
+    names = [
+        name for name, method in METHODS.items() if method.forwards in PASSES and (light or method.forwards == "1")
+    ]
+    refused: dict[str, str] = {}
+    together = [name for name in names if name not in ALONE]
+    try:
+        found = GradCAM(model).explain_methods(x, [small(name, row, model) for name in together], row.target)
+    except CamscopeError:
+        found, names, together = [], [*together, *ALONE], []
+    for name in (name for name in names if name not in together):
+        try:
+            found.append(small(name, row, model).explain(x, row.target))
+        except CamscopeError as error:
+            refused[name] = re.sub(r"\s+", " ", str(error))
+    for one in found:
+        assert np.isfinite(one.heat).all(), one.method
+        assert one.grid == (row.grid if one.layer == row.layer else one.grid), one.method
+    return refused
+
+
+def small(name: str, row: Row, model: nn.Module) -> Explainer:
+    """A method with few samples, steps and groups: the question is whether it works at all."""
+    given = {**FEW, "layer": row.layer}  # the one that it would choose, too, in two more passes
+    fields = METHODS[name].__dataclass_fields__
+    return METHODS[name](model, **{key: value for key, value in given.items() if key in fields})
+
+
+def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
+    """The document."""
+    letters: dict[tuple[str, str], str] = {}
+    lines, family = [], ""
+    for name, (row, refused) in rows.items():
+        if family != (family := name.partition(": ")[0]):
+            lines += [
+                f"\n## {family}\n",
+                "| architecture | input | layer chosen | map | without an answer |",
+                "|---|---|---|---|---|",
+            ]
+        marks = []
+        for method, sentence in refused.items():
+            key = method, re.sub(r"'[^']*'( or '[^']*')*", "…", re.sub(r"\b\d+\b", "…", sentence))
+            marks.append(letters.setdefault(key, chr(ord("a") + len(letters))))
+        size, grid = ("×".join(map(str, shape)) for shape in (row.size, row.grid))
+        kind = {"maps": grid, "last": f"{grid}, channels last", "tokens": f"{grid} tokens, {row.prefix} before them"}[
+            row.kind
+        ]
+        lines.append(
+            f"| {row.name} | {size} | `{row.layer}` | {kind.replace(', 0 before them', '')} | {' '.join(marks) or '–'} |"
+        )
+    cheap = ", ".join(f"`{name}`" for name, method in METHODS.items() if method.forwards in PASSES)
+    reasons = [f"- **{letter}** `{method}`: {sentence}" for (method, sentence), letter in letters.items()]
+    head = HEAD.format(count=len(rows), methods=cheap)
+    return head.rstrip() + "\n" + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(reasons) + "\n"
