@@ -81,7 +81,7 @@ def read_layout(
         return _agreeing(layout, shape)
     if shape[0] != input_shape[0]:
         raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
-    if len(shape) == 3 and len(size) > 1 and layout in (None, TOKENS):
+    if len(shape) == 3 and (layout == TOKENS or (len(size) > 1 and layout is None)):
         return _token_layout(shape, size, module)
     if len(shape) != len(size) + 2:
         raise LayerError(

@@ -1,0 +1,232 @@
+"""Methods that read attention, against their formulas in loops on networks written out by hand."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from camscope.errors import InputError
+from camscope.explainers import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+EVERY = (Rollout, GradientRollout, Chefer, LeGrad, GradECLIP)
+PREFIX, CELLS = 1, (4, 3)
+
+
+class TorchvisionByHand:
+    """torchvision's transformer written out: what is embedded, each block in two halves, and the head."""
+
+    read, prefix = [0], 1
+
+    def __init__(self):
+        from torchvision.models import VisionTransformer
+
+        self.model = VisionTransformer(32, 8, 3, 2, 16, 32, num_classes=5)
+        nn.init.normal_(self.model.heads.head.weight)
+        self.blocks = list(self.model.encoder.layers)
+
+    def embedded(self, x):
+        z = self.model.conv_proj(x).flatten(2).transpose(1, 2)
+        z = torch.cat([self.model.class_token.expand(len(x), -1, -1), z], 1)
+        return z + self.model.encoder.pos_embedding
+
+    def queries(self, block, z):
+        own = block.self_attention
+        parts = F.linear(block.ln_1(z), own.in_proj_weight, own.in_proj_bias).chunk(3, -1)
+        return [part.unflatten(2, (own.num_heads, -1)).transpose(1, 2) for part in parts]
+
+    def rest(self, block, z, o):
+        z = z + block.self_attention.out_proj(o)
+        return z + block.mlp(block.ln_2(z))
+
+    def head(self, z):
+        return self.model.heads(self.model.encoder.ln(z)[:, 0])
+
+
+class Distilled:
+    """timm's DeiT with a class token and a distillation token, whose answers are averaged."""
+
+    read, prefix = [0, 1], 2
+    name, more = "deit_tiny_distilled_patch16_224", {}
+
+    def __init__(self):
+        import timm
+
+        size = {"depth": 3, "embed_dim": 24, "img_size": 32, "patch_size": 8, "num_classes": 5}
+        self.model = timm.create_model(self.name, **size, **self.more)
+        for part in (self.model.head, getattr(self.model, "head_dist", self.model.head)):
+            nn.init.normal_(part.weight)
+        self.blocks = list(self.model.blocks)
+
+    def embedded(self, x):
+        z, model = self.model.patch_embed(x), self.model
+        first = [
+            token.expand(len(x), -1, -1)
+            for token in (model.cls_token, getattr(model, "dist_token", None))
+            if token is not None
+        ]
+        return torch.cat([*first, z], 1) + model.pos_embed
+
+    def queries(self, block, z):
+        own = block.attn
+        return own.qkv(block.norm1(z)).unflatten(2, (3, own.num_heads, -1)).permute(2, 0, 3, 1, 4)
+
+    def rest(self, block, z, o):
+        z = z + block.attn.proj(o)
+        return z + block.mlp(block.norm2(z))
+
+    def head(self, z):
+        z = self.model.norm(z)
+        return (self.model.head(z[:, 0]) + self.model.head_dist(z[:, 1])) / 2
+
+
+class Pooled(Distilled):
+    """timm's ViT that averages its patches and leaves the class token out."""
+
+    read, prefix = list(range(1, 17)), 1
+    name, more = "vit_tiny_patch16_224", {"global_pool": "avg"}
+
+    def head(self, z):
+        return self.model.head(self.model.fc_norm(z[:, 1:].mean(1)))
+
+
+@dataclass
+class Step:
+    """One block of one pass: everything in it, a part of the graph."""
+
+    P: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    z: Any
+
+
+class Reference:
+    """One sample through a network by hand, and the methods' maps of it."""
+
+    def __init__(self, net, x, target):
+        self.net, self.target = net, target
+        z, self.steps = net.embedded(x[None]), []
+        for block in net.blocks:
+            q, k, v = net.queries(block, z)
+            P = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
+            o = P @ v
+            z = net.rest(block, z, o.transpose(1, 2).flatten(2))
+            self.steps.append(Step(P, q[0], k[0], v[0], o, z))
+        self.score = net.head(z)[0, target]
+
+    def weighed(self):
+        """(P, g) of each block, (heads,T,T)."""
+        g = torch.autograd.grad(self.score, [step.P for step in self.steps], retain_graph=True)
+        return [(step.P[0].detach(), one[0]) for step, one in zip(self.steps, g, strict=True)]
+
+    def rows(self, matrix):
+        return sum(matrix[i] for i in self.net.read) / len(self.net.read)
+
+    def rolled(self, blocks):
+        count = len(blocks[0])
+        R = torch.eye(count, dtype=torch.float64)
+        for block in blocks:
+            mixed = torch.zeros(count, count, dtype=torch.float64)
+            for i in range(count):
+                row = [float(block[i, j]) + (i == j) for j in range(count)]
+                mixed[i] = torch.tensor(row, dtype=torch.float64) / sum(row)
+            R = mixed @ R
+        return self.rows(R)
+
+    def rollout(self, heads="mean"):
+        over = {
+            "mean": lambda each: sum(each) / len(each),
+            "max": lambda each: each.max(0)[0],
+            "min": lambda each: each.min(0)[0],
+        }
+        return self.rolled([over[heads](P) for P, _ in self.weighed()])
+
+    def gradrollout(self):
+        return self.rolled([(sum(g[h] * P[h] for h in range(len(P))) / len(P)).clamp(min=0) for P, g in self.weighed()])
+
+    def chefer(self):
+        count = self.steps[0].P.shape[-1]
+        R = torch.eye(count, dtype=torch.float64)
+        for P, g in self.weighed():
+            R = R + sum((g[h] * P[h]).clamp(min=0) for h in range(len(P))) / len(P) @ R
+        return self.rows(R - torch.eye(count, dtype=torch.float64))
+
+    def legrad(self, blocks=None):
+        found = torch.zeros(self.steps[0].P.shape[-1], dtype=torch.float64)
+        used = self.steps[-blocks:] if blocks else self.steps
+        for step in used:
+            (g,) = torch.autograd.grad(self.net.head(step.z)[0, self.target], step.P, retain_graph=True)
+            heads, count = g.shape[1:3]
+            for h in range(heads):
+                for i in range(count):
+                    found += g[0, h, i].clamp(min=0) / heads / count / len(used)
+        return found
+
+    def gradeclip(self):
+        last, prefix = self.steps[-1], self.net.prefix
+        (w,) = torch.autograd.grad(self.score, last.o, retain_graph=True)
+        queries, keys, values = last.q.detach(), last.k.detach(), last.v.detach()
+        count, found = w.shape[2], torch.zeros(w.shape[2], dtype=torch.float64)
+        for r in self.net.read:
+            q = queries[:, r].flatten()
+            alike = [float(F.cosine_similarity(q, keys[:, i].flatten(), 0)) for i in range(prefix, count)]
+            for i in range(prefix, count):
+                place = (alike[i - prefix] - min(alike)) / (max(alike) - min(alike))
+                found[i] += (
+                    place * float(sum(w[0, h, r] @ values[h, i] for h in range(len(values)))) / len(self.net.read)
+                )
+        return found.clamp(min=0)
+
+
+NETS = [TorchvisionByHand, Distilled, Pooled]
+
+
+def built(make, samples=2):
+    torch.manual_seed(4)
+    net = make()
+    net.model.double().eval()
+    return net, torch.randn(samples, 3, 32, 32, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("make", NETS)
+def test_the_network_by_hand_is_the_network(make):
+    net, x = built(make)
+    expected = net.model(x)[:, 3].detach()
+    torch.testing.assert_close(torch.stack([Reference(net, one, 3).score for one in x]).detach(), expected)
+
+
+@pytest.mark.parametrize("make", NETS)
+@pytest.mark.parametrize("method", EVERY)
+def test_a_map_is_its_formula_in_loops(method, make):
+    net, x = built(make)
+    found = method(net.model).attribute(x, [3, 0])
+    assert found.dtype == torch.float64
+    for i, target in enumerate((3, 0)):
+        expected = getattr(Reference(net, x[i], target), method.name)()[net.prefix :].detach().view(4, 4)
+        assert expected.max() > 0
+        torch.testing.assert_close(found[i], expected, rtol=1e-9, atol=1e-14)
+
+
+SETTINGS = [(Rollout, {"heads": "max"}), (Rollout, {"heads": "min"}), (LeGrad, {"blocks": 2}), (LeGrad, {"blocks": 1})]
+
+
+@pytest.mark.parametrize(("method", "settings"), SETTINGS)
+def test_a_setting_is_what_the_formula_has_in_its_place(method, settings):
+    net, x = built(TorchvisionByHand)
+    found = method(net.model, **settings).attribute(x[:1], 2)[0]
+    expected = getattr(Reference(net, x[0], 2), method.name)(**settings)[1:].detach().view(4, 4)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
+    assert not torch.allclose(found, method(net.model).attribute(x[:1], 2)[0])
+
+
+def test_settings_that_mean_nothing_are_refused():
+    net, _ = built(TorchvisionByHand)
+    with pytest.raises(InputError, match="heads='median'"):
+        Rollout(net.model, heads="median")
+    with pytest.raises(InputError, match="blocks=0"):
+        LeGrad(net.model, blocks=0)
