@@ -1,19 +1,23 @@
 """Methods that read attention, against their formulas in loops on networks written out by hand."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.errors import InputError
-from camscope.explainers import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
+from camscope.errors import CamscopeWarning, InputError, LayerError
+from camscope.explainers import METHODS, Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
+from camscope.layers import Layout
+from refusals import ATTENTION
+from untouched import untouched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EVERY = (Rollout, GradientRollout, Chefer, LeGrad, GradECLIP)
-PREFIX, CELLS = 1, (4, 3)
 
 
 class TorchvisionByHand:
@@ -230,3 +234,194 @@ def test_settings_that_mean_nothing_are_refused():
         Rollout(net.model, heads="median")
     with pytest.raises(InputError, match="blocks=0"):
         LeGrad(net.model, blocks=0)
+
+
+# --- whatever else a model or a question may be
+
+
+class Little(nn.Module):
+    """A transformer in a few lines; `own(q, k, v)` is its attention."""
+
+    def __init__(self, own=F.scaled_dot_product_attention, prefix=1, patch=8, blocks=2):
+        super().__init__()
+        self.own, self.embed = own, nn.Conv2d(3, 12, patch, patch)
+        self.prefix = nn.Parameter(torch.randn(1, prefix, 12))
+        self.layers = nn.ModuleList(Layer(own) for _ in range(blocks))
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.prefix.expand(len(x), -1, -1), x], 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[:, 0])
+
+
+class Layer(nn.Module):
+    def __init__(self, own):
+        super().__init__()
+        self.own, self.qkv, self.out = own, nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(2, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        y = self.out(self.own(q, k, v).transpose(1, 2).flatten(2))
+        y += x
+        return F.gelu(y) + y
+
+
+def little(*, size=(40, 32), samples=2, dtype=torch.float64, **more):
+    torch.manual_seed(6)
+    return Little(**more).to(dtype).eval(), torch.randn(samples, 3, *size).to(dtype)
+
+
+def einsum(q, k, v):
+    return torch.einsum("nhij,nhjd->nhid", torch.einsum("nhid,nhjd->nhij", q, k).div(2).softmax(-1), v)
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("prefix", [1, 5])
+def test_grids_that_are_not_square_and_any_number_of_prefix_tokens(method, prefix):
+    model, x = little(prefix=prefix)
+    assert method(model).attribute(x, 1).shape == (2, 5, 4)
+    answer = method(model).explain(x[0], 1)
+    assert answer.layout == f"tokens {prefix}+5x4"
+    assert answer.notes[:2] == (f"2 self-attentions between {20 + prefix} tokens", "the score reads 1 of them")
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_grid_that_is_ambiguous_is_asked_for(method):
+    model, x = little(size=(32, 24))
+    with pytest.raises(
+        LayerError, match=r"grids that fit: 4\+3x3, 1\+4x3; pass layout=Layout\('tokens', grid, prefix\)"
+    ):
+        method(model).attribute(x, 1)
+    found = method(model, layout=Layout("tokens", (4, 3), 1)).attribute(x, 1)
+    assert found.shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("method", [Rollout, GradientRollout, Chefer, LeGrad])
+def test_attention_by_other_products_gives_the_same_maps(method):
+    model, x = little()
+    expected = method(model).attribute(x, 1)
+    for layer in model.layers:
+        layer.own = einsum
+    torch.testing.assert_close(method(model).attribute(x, 1), expected, rtol=1e-10, atol=1e-14)
+
+
+def test_grad_eclip_says_that_it_needs_values():
+    model, x = little(own=einsum)
+    with untouched(model, x), pytest.raises(LayerError, match="only a softmax was seen; pass legrad or chefer"):
+        GradECLIP(model).attribute(x, 1)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_several_methods_and_questions_share_a_pass_and_change_nothing(method):
+    model, x = little(samples=1)
+    model.train()
+    (model(x).sum() * 2).backward()
+    tool, targets = method(model), [1, None, lambda output: output[:, 2] - output[:, 3]]
+    with untouched(model, x):
+        alone = [tool.explain(x[0], target).heat for target in targets]
+        together = [one.heat for one in tool.explain_classes(x[0], targets)]
+        beside = tool.explain_methods(x[0], [other.name for other in EVERY], 1)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+    mine = next(one for one in beside if one.method == method.name)
+    np.testing.assert_allclose(mine.heat, alone[0], rtol=1e-12, atol=1e-16)
+    assert method.class_specific is not np.array_equal(together[0], together[2])
+
+
+class Exploding(nn.Module):
+    def forward(self, x):
+        raise ArithmeticError("too much")
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_model_that_raises_is_left_as_it_was(method):
+    model, x = little()
+    right = method(model).attribute(x, 1)
+    head, model.head = model.head, Exploding()
+    with untouched(model, x), pytest.raises(ArithmeticError, match="too much"):
+        method(model).attribute(x, 1)
+    model.head = head
+    assert torch.equal(method(model).attribute(x, 1), right)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_half_precision_maps_are_nearly_those_of_single(method):
+    model, x = little(dtype=torch.float32)
+    right = method(model).attribute(x, 1)
+    half = method(model, precision="bf16").attribute(x, 1)
+    assert half.dtype == torch.float32
+    assert torch.corrcoef(torch.stack([half.flatten(), right.flatten()]))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_an_untrained_head_is_flagged(method):
+    model, x = little()
+    nn.init.zeros_(model.head.weight)
+    with pytest.warns(CamscopeWarning, match="gradient is zero"):
+        answer = method(model).explain(x[0], 1)
+    assert answer.status == "zero_gradient"
+    assert not answer.heat.any()
+
+
+def test_where_all_tokens_are_pooled_chefers_identity_is_left_out():
+    """It would put 1/T on every patch, and hide what small gradients say."""
+    model, x = little()
+    model.head.weight.data *= 1e-9
+    answer = Chefer(PooledEverywhere(model)).attribute(x, 1)
+    assert 0 < answer.max() < 1e-7
+
+
+class PooledEverywhere(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        model = self.model
+        x = model.embed(x).flatten(2).transpose(1, 2)
+        for layer in model.layers:
+            x = layer(x)
+        return model.head(x.mean(1))
+
+
+def swin_windows(**more):
+    from torchvision.models import SwinTransformer
+
+    return SwinTransformer([4, 4], 8, [2, 2], [2, 4], [4, 4], num_classes=5, **more)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_windows_are_refused_with_the_reason(method):
+    torch.manual_seed(0)
+    model, x = swin_windows().eval(), torch.randn(2, 3, 32, 32)
+    with (
+        untouched(model, x),
+        pytest.raises(LayerError, match=r"\(8, 2, 16, 16\) for a batch of 2: it works in windows"),
+    ):
+        method(model).attribute(x, 1)
+
+
+def test_blocks_that_cannot_be_told_are_refused_by_the_method_that_needs_them():
+    model, x = little()
+    shared = model.layers[0]
+    model.layers = nn.ModuleList([shared, shared])
+    with untouched(model, x), pytest.raises(LayerError, match="2 self-attentions, and 2 blocks around them"):
+        LeGrad(model).attribute(x, 1)
+    assert Chefer(model).attribute(x, 1).shape == (2, 5, 4)
+
+
+def test_eight_threads_on_one_model_have_their_own_maps():
+    model, x = little(samples=8)
+    tools = [method(model) for method in EVERY]
+    expected = [[tool.attribute(one[None], i % 4) for i, one in enumerate(x)] for tool in tools]
+    with untouched(model, x), ThreadPoolExecutor(8) as pool:
+        for tool, maps in zip(tools, expected, strict=True):
+            found = pool.map(lambda i, tool=tool: tool.attribute(x[i : i + 1], i % 4), range(8))
+            assert all(torch.equal(one, other) for one, other in zip(found, maps, strict=True))
+
+
+def test_the_methods_are_registered():
+    assert {method.name for method in EVERY} == set(ATTENTION) <= set(METHODS)
