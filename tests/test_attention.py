@@ -425,3 +425,29 @@ def test_eight_threads_on_one_model_have_their_own_maps():
 
 def test_the_methods_are_registered():
     assert {method.name for method in EVERY} == set(ATTENTION) <= set(METHODS)
+
+
+class OneBlock(nn.Module):
+    """A class token that takes the mean of what is given beside it: P = 1/5 everywhere, and score 1 is 10 times that."""
+
+    def forward(self, x):
+        v = F.pad(x.flatten(2).transpose(1, 2), (0, 0, 1, 0))[:, None]
+        o = F.scaled_dot_product_attention(torch.zeros_like(v), torch.zeros_like(v), v)
+        return torch.stack([o[:, 0, 0, 0], 10 * o[:, 0, 0, 0]], 1)
+
+
+BY_HAND = {
+    Rollout: [[0.1, 0.1], [0.1, 0.1]],  # (1/5 + 0) / 2 off the diagonal
+    GradientRollout: [[2 / 13, 4 / 13], [6 / 13, 0]],  # relu(g P) of the row: 0 2 4 6 0, plus its own 1: 13 in all
+    Chefer: [[2, 4], [6, 0]],  # g = 10 v, times 1/5
+    LeGrad: [[2, 4], [6, 0]],  # relu(10 v) in one of five rows
+    GradECLIP: [[10, 20], [30, 0]],  # w = 10, every place as alike as any other
+}
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")  # rollout's map is flat, and says so
+@pytest.mark.parametrize("method", EVERY)
+def test_five_tokens_by_hand(method):
+    x = torch.tensor([[[[1, 2], [3, -4]]]], dtype=torch.float64)
+    expected = torch.tensor([BY_HAND[method]], dtype=torch.float64)
+    torch.testing.assert_close(method(OneBlock()).attribute(x, 1), expected, rtol=1e-14, atol=1e-14)

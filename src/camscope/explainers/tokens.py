@@ -87,7 +87,7 @@ def between_tokens(
         try:
             found[count] = read_layout((len(x), count, 1), x.shape, None, layout or TOKENS)
         except LayerError as error:
-            errors.append(error)
+            errors.append(LayerError(f"{method}, attention between {count} tokens: {error}"))
     if not found:
         raise errors[0]
     if len(found) > 1:
