@@ -18,6 +18,7 @@ from PIL import Image
 from camscope import METHODS, Explanation, GradCAM, load_model
 from camscope.cli.demo import energy_inside, pointing_hit
 from camscope.errors import CamscopeError, CamscopeWarning
+from camscope.explainers.attention import TokenAttention
 from camscope.files import write_bytes
 from camscope.phantom import Phantom, draw
 from camscope.render import Picture, draw_contours, fitted, panel
@@ -41,12 +42,15 @@ def main(
 ) -> None:
     """Draw every method on the same four photographs and four phantoms."""
     warnings.simplefilter("ignore", CamscopeWarning)  # flags are drawn
-    names = list(METHODS) if methods == "all" else methods.split(",")
+    applicable = [
+        name for name, method in METHODS.items() if not issubclass(method, TokenAttention)
+    ]  # see docs/attention.md
+    names = applicable if methods == "all" else methods.split(",")
     output.mkdir(parents=True, exist_ok=True)
     table: dict[str, list[str]] = {name: [] for name in names}
     net = load_model(model, weights=weights)
     for file, label in PHOTOGRAPHS.items():
-        rows = _explained(net, layer, names, _photograph(file), label)
+        rows = _explained(net, layer, names, photograph(file), label)
         _draw(output / f"{Path(file).stem}.webp", rows)
         _note(table, rows, None)
     phantoms = load_model("phantom")
@@ -58,7 +62,8 @@ def main(
     write_bytes(output / "numbers.md", _markdown(table).encode())
 
 
-def _photograph(name: str) -> "np.ndarray[Any, Any]":
+def photograph(name: str) -> "np.ndarray[Any, Any]":
+    """(H,W,3): one of scikit-image's."""
     import skimage.data
     import skimage.io
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import cases
 from benchmarks.cases import Case
@@ -54,6 +54,12 @@ def case(name: str, files: Sequence[str], device: str = "cpu", layer: str | None
     with torch.no_grad():
         classes = model(x).argmax(1).tolist()
     return Case(TITLES[name], model, layer or zoo.TARGET_LAYER[name], x, classes, TOKENS.get(name))
+
+
+def model_and_layer(name: str) -> tuple[nn.Module, str]:
+    """A trained model, and the layer that is usually explained."""
+    zoo = _zoo()
+    return getattr(zoo, name)(), zoo.TARGET_LAYER[name]
 
 
 def case_or_random(name: str, device: str, batch: int) -> Case:

@@ -1,11 +1,14 @@
 """Where a method has no map by its own definition: the axioms expect this error there, and a map everywhere else."""
 
-from camscope.errors import CamscopeError, ModelError, TargetError
+from camscope.errors import CamscopeError, LayerError, ModelError, TargetError
 from nets import CASES, Case
 
 CALLABLE, PLAIN = "a callable target", "plain"
 
 NOT_LINEAR = (ModelError, r"not 'head' of the mean or sum of layer '\w+': something that is not linear lies between")
+
+ATTENTION = ("rollout", "gradrollout", "chefer", "legrad", "gradeclip")
+NO_ATTENTION = (LayerError, "no self-attention was seen in the forward pass: the method is for transformers")
 
 # (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
 REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
@@ -18,6 +21,7 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
     ("cam", "tokens"): NOT_LINEAR,  # attention behind the layer, and a mean that counts the prefix token
     ("cam", PLAIN): (ModelError, "no Linear or 1x1 convolution takes the 6 channels of layer 'middle' to 3 classes"),
     ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
+    **{(method, case): NO_ATTENTION for method in ATTENTION for case in (*CASES, PLAIN) if case != "tokens"},
     ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
 }
 
@@ -27,6 +31,11 @@ def answers(method: str, case: str) -> bool:
     return (method, case) not in REFUSED
 
 
-def residual_or_pooled(method: str) -> Case:
-    """The net that rewrites most in place, or where the method has no map there, the plainest."""
-    return CASES["residual" if answers(method, "residual") else "pooled"]
+def residual_or_plainer(method: str) -> Case:
+    """The net that rewrites most in place, or where the method has no map there, the plainest, or one with attention."""
+    return first_answered(method, "residual", "pooled", "tokens")
+
+
+def first_answered(method: str, *cases: str) -> Case:
+    """The first of the nets for which the method has a map."""
+    return CASES[next(case for case in cases if answers(method, case))]

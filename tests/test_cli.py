@@ -22,6 +22,7 @@ from camscope.cli.settings import settable, settings
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
 from camscope.phantom import draw
+from refusals import ATTENTION
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 INFERNO_TOP = (252, 255, 164)
@@ -257,7 +258,7 @@ def test_a_method_that_takes_several_layers_is_listed_among_those_that_take_one(
 def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
     names = [line.split()[0] for line in run("methods").stdout.splitlines() if line[1:2].strip()]
     layered = [name for name in names if name in METHODS]
-    layered = layered[: layered.index("fullgrad")]
+    layered = layered[: min(map(layered.index, ATTENTION))]
     passes = [(METHODS[name].backwards, METHODS[name].forwards) for name in layered]
     known = [all(map(str.isdecimal, each)) for each in passes]
     assert known == sorted(known, reverse=True)
@@ -268,6 +269,13 @@ def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
     words = [name for name, plain in zip(layered, known, strict=True) if not plain]
     assert words.index("scorecam") < words.index("sscam")
     assert [name for name in base.methods_of("all") if name in layered] == layered
+
+
+def test_methods_that_read_attention_are_a_family():
+    text = run("methods").stdout
+    assert text.index("of a layer, or several") < text.index("of a transformer's attention")
+    for name in ATTENTION:
+        assert text.index("of a transformer's attention") < text.index(f" {name} ") < text.index("of the whole network")
 
 
 def test_the_examples_in_the_helps_work(here):

@@ -10,7 +10,7 @@ from torch import nn
 from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
-from refusals import residual_or_pooled
+from refusals import residual_or_plainer
 from tools import explainer, looks_at_layers
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -116,7 +116,7 @@ def test_only_the_sample_whose_gradient_vanished_is_scaled():
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
 def test_any_memory_layout_of_the_input_and_the_weights(method):
-    case = residual_or_pooled(method)
+    case = residual_or_plainer(method)
     model, x = case.make(3, torch.float64)
     tool = explainer(method, model, case.layer)
     expected = tool.attribute(x, 1)

@@ -21,7 +21,7 @@ from camscope.errors import CamscopeWarning, InputError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
-from refusals import answers, residual_or_pooled
+from refusals import answers, residual_or_plainer
 from tools import explainer
 from untouched import untouched
 
@@ -270,7 +270,7 @@ def test_a_users_backward_hook_behind_the_layer_runs_and_may_change_the_gradient
 
 @pytest.mark.parametrize("method", METHODS)
 def test_model_and_explainer_can_be_copied_pickled_and_saved_after_a_call(method):
-    case = residual_or_pooled(method)
+    case = residual_or_plainer(method)
     model, x = case.make()
     for layer in (case.layer, None):
         tool = explainer(method, model, layer)

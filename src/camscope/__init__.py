@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Augmented,
         BagCAM,
         CentreGaussian,
+        Chefer,
         Comparison,
         Concepts,
         Contrast,
@@ -41,13 +42,17 @@ if TYPE_CHECKING:
         GradCAM,
         GradCAMElementWise,
         GradCAMPlusPlus,
+        GradECLIP,
+        GradientRollout,
         GroupCAM,
         HiResCAM,
         LayerCAM,
+        LeGrad,
         OptiCAM,
         RandomCAM,
         ReciproCAM,
         RefineCAM,
+        Rollout,
         ScoreCAM,
         ShapleyCAM,
         SimpleFullGrad,
@@ -89,6 +94,7 @@ __all__ = [
     "BagCAM",
     "Box",
     "CentreGaussian",
+    "Chefer",
     "Class",
     "Classes",
     "Comparison",
@@ -108,9 +114,12 @@ __all__ = [
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
+    "GradECLIP",
+    "GradientRollout",
     "GroupCAM",
     "HiResCAM",
     "LayerCAM",
+    "LeGrad",
     "OptiCAM",
     "Output",
     "Placement",
@@ -120,6 +129,7 @@ __all__ = [
     "ReciproCAM",
     "RefineCAM",
     "Region",
+    "Rollout",
     "ScoreCAM",
     "ShapleyCAM",
     "Similarity",
@@ -144,10 +154,10 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM CAM CentreGaussian Comparison Concepts Contrast "
+        "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast "
         "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
-        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GroupCAM HiResCAM ISCAM "
-        "KPCACAM LIFTCAM LayerCAM METHODS OptiCAM RandomCAM ReciproCAM RefineCAM SSCAM ScoreCAM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
+        "KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM ScoreCAM "
         "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",

@@ -97,7 +97,8 @@ def read_layout(
         return _agreeing(layout, shape)
     if shape[0] != input_shape[0]:
         raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
-    if len(shape) == 3 and layout in (None, TOKENS) and (len(size) > 1 or _has_prefix(shape, module, grids)):
+    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, grids)))
+    if len(shape) == 3 and tokens:
         return _token_layout(shape, size, module, [grid for grid in grids if len(grid) == len(size)])
     if len(shape) != len(size) + 2:
         raise LayerError(

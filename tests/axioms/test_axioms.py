@@ -13,7 +13,7 @@ from torch import nn
 from camscope.errors import InputError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
-from refusals import CALLABLE, PLAIN, REFUSED, answers, residual_or_pooled
+from refusals import ATTENTION, CALLABLE, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
 from tools import Counting, explainer, looks_at_layers
 from untouched import untouched
 
@@ -28,8 +28,8 @@ EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
 
 
 def grid(method, case):
-    """Cells of the map: those of the layer, or the input's pixels where a method looks at no layer."""
-    return case.grid if looks_at_layers(method) else case.input_shape[1:]
+    """Cells of the map: those of the layer or of the tokens, or the input's pixels where a method looks at neither."""
+    return case.grid if looks_at_layers(method) or method in ATTENTION else case.input_shape[1:]
 
 
 class Exploding(nn.Module):
@@ -143,7 +143,7 @@ def test_none_is_each_samples_top_class(method, case):
 
 @EVERY_METHOD
 def test_a_method_is_class_specific_exactly_where_two_classes_have_two_maps(method):
-    case = CASES["flat" if answers(method, "flat") else "pooled"]
+    case = first_answered(method, "flat", "pooled", "tokens")
     model, x = case.make()
     tool = explainer(method, model, case.layer)
     assert METHODS[method].class_specific is not torch.equal(tool.attribute(x, 0), tool.attribute(x, 1))
@@ -194,18 +194,20 @@ class Rows(nn.Sequential):
 
 
 def amount(words, tool, channels):
-    """The number that `1 + samples x K` means: K channels, all alive, 24 cells, and the method's settings."""
-    return eval(words.replace(" x ", " * "), {"K": channels, "cells": 24, **vars(tool)})
+    """The number that `1 + samples x K` means: K channels, all alive, 24 cells, L block, and the method's settings."""
+    return eval(words.replace(" x ", " * "), {"K": channels, "cells": 24, "L": 1, **vars(tool)})
 
 
 @EVERY_METHOD
 def test_the_declared_cost_is_the_counted_cost(method):
-    cls, (model, x) = METHODS[method], CASES["channels last"].make()
-    counting, model.stem = Counting(model), Rows(model.stem)
-    tool = explainer(method, counting, "model.mix", **({"groups": 4} if method == "groupcam" else {}))
+    cls, case = METHODS[method], first_answered(method, "channels last", "tokens")
+    model, x = case.make()
+    counting, stem = Counting(model), Rows(next(model.children()))
+    setattr(model, next(name for name, _ in model.named_children()), stem)
+    tool = explainer(method, counting, f"model.{case.layer}", **({"groups": 4} if method == "groupcam" else {}))
     whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
     tool.attribute(x, 1)
-    assert model.stem.rows == len(x) * amount(whole, tool, 7)
+    assert stem.rows == len(x) * amount(whole, tool, 7)
     if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
         assert counting.backwards == amount(cls.backwards, tool, 7)
     if rests != "0":
@@ -233,7 +235,7 @@ def test_settings_of_another_kind_are_refused_at_once_and_by_name(method):
 
 @EVERY_METHOD
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
-    case = residual_or_pooled(method)
+    case = residual_or_plainer(method)
     cls, (model, x) = METHODS[method], case.make()
     counting, targets = Counting(model), [2, None, 0, lambda output: output[:, 1]]
     targets = targets if answers(method, CALLABLE) else targets[:-1]

@@ -21,22 +21,28 @@ def run() -> None:
     """List the methods: what each computes, its paper, and what it costs."""
     from camscope.explainers import CAM, METHODS, Explainer, LayerExplainer
     from camscope.explainers.arrangement import takes_layers
+    from camscope.explainers.attention import TokenAttention
 
     controls = [method for method in METHODS.values() if method.control]
     looking = [m for m in METHODS.values() if issubclass(m, LayerExplainer) or takes_layers(m)]
     layered = [m for m in looking if m not in controls]
-    whole = [m for m in METHODS.values() if m not in controls and m not in layered]
+    attention = [m for m in METHODS.values() if issubclass(m, TokenAttention)]
+    whole = [m for m in METHODS.values() if m not in controls and m not in layered and m not in attention]
     shared = {*settable(Explainer), *settable(CAM)}
     table = base.table("method", "in words", "forwards>", "backwards>", "settings")
     for column, widest in zip(table.columns, WIDEST, strict=True):
         column.max_width = widest
     table.columns[1].min_width = PAPER
     _add(table, "of a layer, or several", layered, shared)
+    _add(table, "of a transformer's attention", attention, shared)
     _add(table, "of the whole network", whole, shared)
     _add(table, "controls: what any method must beat", controls, shared)
     console = base.out()
     console.print(table)
-    console.print("K: the layer's channels; a rest: the part of the model after the layer", style="dim")
+    legend = (
+        "K: the layer's channels; L: the attention blocks; a rest: the part of the model after the layer, or the blocks"
+    )
+    console.print(legend, style="dim")
     console.print(f"settings of all, by --set name=value: {', '.join(sorted(shared))}", style="dim")
 
 

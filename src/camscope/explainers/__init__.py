@@ -1,6 +1,7 @@
 """Explainers: each says where a model looked; `METHODS` holds them all by name."""
 
 from camscope.explainers.ablation import AblationCAM, ReciproCAM
+from camscope.explainers.attention import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
 from camscope.explainers.classifier_cam import ZhouCAM
@@ -43,6 +44,7 @@ __all__ = [
     "Augmented",
     "BagCAM",
     "CentreGaussian",
+    "Chefer",
     "ClassGain",
     "Comparison",
     "Concepts",
@@ -60,14 +62,18 @@ __all__ = [
     "GradCAM",
     "GradCAMElementWise",
     "GradCAMPlusPlus",
+    "GradECLIP",
+    "GradientRollout",
     "GroupCAM",
     "HiResCAM",
     "LayerCAM",
     "LayerExplainer",
+    "LeGrad",
     "OptiCAM",
     "RandomCAM",
     "ReciproCAM",
     "RefineCAM",
+    "Rollout",
     "ScoreCAM",
     "ShapleyCAM",
     "SimpleFullGrad",

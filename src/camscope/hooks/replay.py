@@ -1,6 +1,5 @@
 """Replay: of many passes of one input, only the first one runs what comes before a layer."""
 
-import threading
 from collections import Counter
 from typing import Any, Self
 
@@ -9,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
 from camscope.hooks.base import find_layer, unwrap
+from camscope.hooks.shadow import has_own, shadowed
 from camscope.structure import leaves
 
 LIMIT = 2**28  # bytes that are remembered, the last outputs first
-_lock = threading.Lock()
 
 
 class Replay:
@@ -31,18 +30,12 @@ class Replay:
 
     def __enter__(self) -> Self:
         self._calls, self._over, self._random = Counter[int](), False, _random_states()
-        with _lock:
-            for module in self._modules:
-                module.__dict__.setdefault("forward", _Shadow(module)).replays[threading.get_ident()] = self
+        self._shadows = shadowed(dict.fromkeys(self._modules, self.run))
+        self._shadows.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        with _lock:
-            for module in self._modules:
-                replays = module.__dict__["forward"].replays
-                del replays[threading.get_ident()]
-                if not replays:
-                    del module.__dict__["forward"]
+        self._shadows.__exit__(None, None, None)
         if not self._ready:
             self._ready = kind is None and self._over and all(map(torch.equal, self._random, _random_states()))
             room, found = LIMIT, self._outputs if self._ready else {}
@@ -75,22 +68,6 @@ class Replay:
         return output
 
 
-class _Shadow:
-    """Stands before a module's own forward: a thread with a Replay is sent there, any other straight on."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.replays = module, dict[int, Replay]()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        replay = self.replays.get(threading.get_ident())
-        return (
-            replay.run(self.module, args, kwargs) if replay else type(self.module).forward(self.module, *args, **kwargs)
-        )
-
-    def __getstate__(self) -> dict[str, Any]:  # of a copy that another thread makes of the model meanwhile
-        return {"module": self.module, "replays": {}}
-
-
 def _beside(model: nn.Module, name: str) -> list[nn.Module]:
     """The layer and the modules beside the path to it that can be replayed; none where the layer cannot."""
     path, found = [model], list[nn.Module]()
@@ -109,10 +86,9 @@ def _beside(model: nn.Module, name: str) -> list[nn.Module]:
 def _is_plain(module: nn.Module) -> bool:
     """Whether a call of the module is its class's forward and leaves nothing but its output."""
     parts = [*module.modules()]
-    # TorchScript has a forward of its own on every instance
-    own = all(isinstance(part.__dict__.get("forward"), _Shadow | None) and not part.training for part in parts)
+    usual = not any(has_own(part) or part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])
-    return own and not heard
+    return usual and not heard
 
 
 def _version(tensor: Tensor) -> int | None:
