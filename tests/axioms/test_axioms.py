@@ -220,7 +220,7 @@ def test_the_declared_cost_is_the_counted_cost(method):
 
 @EVERY_METHOD
 def test_settings_of_another_kind_are_refused_at_once_and_by_name(method):
-    case = residual_or_pooled(method)
+    case = residual_or_plainer(method)
     model, _ = case.make()
     for field in fields(METHODS[method]):
         kinds = set(get_args(field.type)) or {field.type}

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from camscope.errors import LayerError
-from camscope.explainers.scope import full_precision
 from camscope.hooks.attention import Attention
 from camscope.hooks.blocks import Block, Blocks, skipped
 from camscope.hooks.tap import Tap
 from camscope.layers import TOKENS, Layout, read_layout
-from camscope.targets import Score
+from camscope.targets import Score, full_precision
 
 
 @dataclass(frozen=True)
