@@ -166,7 +166,7 @@ class LeGrad(TokenAttention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(blocks=self.blocks)
+        expect_count(None, blocks=self.blocks)
 
     def relevance(self, tokens: Tokens) -> Tensor:
         """(N,T)"""
