@@ -18,7 +18,7 @@ from PIL import Image
 from camscope import METHODS, Explanation, GradCAM, load_model
 from camscope.cli.demo import energy_inside, pointing_hit
 from camscope.errors import CamscopeError, CamscopeWarning
-from camscope.explainers.attention import TokenAttention
+from camscope.explainers.token_attention import TokenAttention
 from camscope.files import write_bytes
 from camscope.phantom import Phantom, draw
 from camscope.render import Picture, draw_contours, fitted, panel

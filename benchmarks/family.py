@@ -16,7 +16,7 @@ RATIO = "camscope / the fastest"
 def figures(rounds: int, device: str, batch: int, methods: list[str] | None = None) -> Iterator[list[Figure]]:
     """A row a method, one after the other; a method that runs the model many times is asked about one image."""
     from camscope.explainers import METHODS
-    from camscope.explainers.attention import TokenAttention
+    from camscope.explainers.token_attention import TokenAttention
 
     case = case_or_random(MODEL, device, batch)
     attentive = case_or_random(TRANSFORMER, device, batch)

@@ -1,5 +1,6 @@
 """Methods that read attention, against their formulas in loops on networks written out by hand."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -451,3 +452,18 @@ def test_five_tokens_by_hand(method):
     x = torch.tensor([[[[1, 2], [3, -4]]]], dtype=torch.float64)
     expected = torch.tensor([BY_HAND[method]], dtype=torch.float64)
     torch.testing.assert_close(method(OneBlock()).attribute(x, 1), expected, rtol=1e-14, atol=1e-14)
+
+
+def test_calls_that_leave_blocks_out_keep_nothing():
+    model, x = little(samples=1)
+    tool = LeGrad(model)
+    tool.attribute(x, 1)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        for _ in range(20):
+            tool.attribute(x, 1)
+        assert len(gc.get_objects()) - before < 20
+    finally:
+        gc.enable()

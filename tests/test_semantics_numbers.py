@@ -10,7 +10,7 @@ from torch import nn
 from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from nets import CASES, Flat, Plain, Pooled, conv, plain, truth
-from refusals import residual_or_plainer
+from refusals import first_answered, residual_or_plainer
 from tools import explainer, looks_at_layers
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -42,19 +42,21 @@ def assert_alike(method, heat, expected, error):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
 def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method, dtype):
-    model, x = CASES["pooled"].make()
-    expected = explainer(method, model, "features").attribute(x, 1)
-    heat = explainer(method, model.to(dtype), "features").attribute(x.to(dtype), 1)
+    case = first_answered(method, "pooled", "tokens")
+    model, x = case.make()
+    expected = explainer(method, model, case.layer).attribute(x, 1)
+    heat = explainer(method, model.to(dtype), case.layer).attribute(x.to(dtype), 1)
     assert_alike(method, heat, expected, 0.05 if dtype == torch.bfloat16 else 0.01)
 
 
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
 def test_autocast_gives_float32_maps_and_spoils_no_training_that_follows(method):
-    model, x = CASES["pooled"].make()
-    expected = explainer(method, model, "features").attribute(x, 1)
+    case = first_answered(method, "pooled", "tokens")
+    model, x = case.make()
+    expected = explainer(method, model, case.layer).attribute(x, 1)
     with torch.autocast("cpu", torch.bfloat16):
-        heat = explainer(method, model, "features").attribute(x, 1)
+        heat = explainer(method, model, case.layer).attribute(x, 1)
         loss = model(x).float().sum()
     drawn_without_the_model = METHODS[method].control and not looks_at_layers(method)
     assert torch.equal(heat, expected) == drawn_without_the_model, "autocast did not reach the layer"

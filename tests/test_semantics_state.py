@@ -21,7 +21,7 @@ from camscope.errors import CamscopeWarning, InputError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
-from refusals import answers, residual_or_plainer
+from refusals import answers, first_answered, residual_or_plainer
 from tools import explainer
 from untouched import untouched
 
@@ -343,8 +343,9 @@ def live_tensors():
 
 @pytest.mark.parametrize(("method", "calls"), [(method, 200 if method == "gradcam" else 20) for method in METHODS])
 def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, calls):
-    model, x = CASES["pooled"].make(1)
-    tool = explainer(method, model, "features")
+    case = first_answered(method, "pooled", "tokens")
+    model, x = case.make(1)
+    tool = explainer(method, model, case.layer)
     tool.explain(x)  # what is computed once is computed now
     gc.collect()
     gc.disable()

@@ -13,6 +13,7 @@ from camscope.explainers.base import explain_each
 from camscope.explainers.chunks import copies_within_memory, in_chunks
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, Tokens, conv, plain
+from refusals import first_answered
 from tools import Counting, explainer
 from untouched import untouched
 
@@ -255,14 +256,14 @@ def test_the_call_that_counts_is_the_same_for_every_method(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_bf16_map_in_float32(method):
-    torch.manual_seed(3)
-    model, x = Pooled(conv(), 6).eval(), torch.rand(1, 3, 32, 24)
-    tool = explainer(method, model, "features", precision="bf16")
+    case = first_answered(method, "pooled", "tokens")
+    model, x = case.make(1)
+    tool = explainer(method, model, case.layer, precision="bf16")
     one = tool.explain(x, 1)
     assert one.heat.dtype == np.float32
     assert np.isfinite(one.heat).all()
     with torch.autocast("cpu", torch.bfloat16):
-        assert explainer(method, model, "features").attribute(x, 1).dtype == torch.float32
+        assert explainer(method, model, case.layer).attribute(x, 1).dtype == torch.float32
 
 
 def test_settings_that_only_share_a_name_are_not_handed_on():

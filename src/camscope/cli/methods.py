@@ -21,7 +21,7 @@ def run() -> None:
     """List the methods: what each computes, its paper, and what it costs."""
     from camscope.explainers import CAM, METHODS, Explainer, LayerExplainer
     from camscope.explainers.arrangement import takes_layers
-    from camscope.explainers.attention import TokenAttention
+    from camscope.explainers.token_attention import TokenAttention
 
     controls = [method for method in METHODS.values() if method.control]
     looking = [m for m in METHODS.values() if issubclass(m, LayerExplainer) or takes_layers(m)]
