@@ -311,7 +311,7 @@ class TwoAnswers(Tokens):
 
     def __init__(self):
         super().__init__()
-        self.late = nn.Linear(8, 8)
+        self.late = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
     def forward(self, x):
         early = self.block(self.embed(x).flatten(2).transpose(1, 2))

@@ -203,7 +203,8 @@ def _read(model: nn.Module, gradients: dict[SpatialLayer, Tensor], *, dense: boo
         channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
         sure = layer.layout.kind != TOKENS and not dense  # one place may be read off one of several resolutions
         if sure or bool(channels.any()):
-            found[layer] = _holds_features(find_layer(model, layer.name)[1], layer, channels)
+            answer = len(channels) > 1 and int(channels.sum()) == 1  # at every place: one of its channels is the score
+            found[layer] = not answer and not (layer.layout.kind == TOKENS and _is_a_step(model, layer.name))
     return found
 
 
@@ -219,14 +220,12 @@ def _encoding(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer
     return [layer for layer in layers if math.prod(layer.layout.grid) == fewest]
 
 
-def _holds_features(module: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer is neither the answer itself at every place, one channel of which is read, nor a part of a step.
+def _is_a_step(model: nn.Module, name: str) -> bool:
+    """Whether tokens are not those of the stream: a Linear makes queries, keys and values of them, or class scores.
 
-    Among tokens, a Linear makes the queries, keys and values of an attention; a decoder's tokens are questions of its own.
+    A decoder's are questions of its own, whose number may be that of a grid's cells.
     """
-    if len(channels) > 1 and int(channels.sum()) == 1:
-        return False
-    return layer.layout.kind != TOKENS or not (isinstance(module, nn.Linear) or "decoder" in layer.name.split("."))
+    return "decoder" in name.split(".") or isinstance(find_layer(model, name)[1], nn.Linear)
 
 
 def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()) -> str:
@@ -295,7 +294,7 @@ def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
 def _token_layout(
     shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()
 ) -> Layout:
-    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in _grids(size)):
+    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *seen)):
         raise LayerError(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
             f"pass layout=Layout('tokens', grid, prefix), or reshape="
