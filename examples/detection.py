@@ -14,6 +14,7 @@ from torchvision.models.detection import RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from camscope import Box, GradCAM, LayerCAM
+from camscope.errors import TargetError
 from camscope.phantom import as_input, draw_several, load_phantom_net
 from camscope.render import Box as Rectangle
 from camscope.render import draw_boxes, encode, panel
@@ -57,7 +58,7 @@ def box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
     return float(columns.min()), float(rows.min()), float(columns.max() + 1), float(rows.max() + 1)
 
 
-def train(model: RetinaNet, seed: int = 0) -> None:
+def train(model: RetinaNet, steps: int = STEPS, seed: int = 0) -> None:
     """All weights; the trunk's batch norms keep the bundled statistics."""
     torch.manual_seed(seed)
     drawn = [radiograph(10_000 + seed + i) for i in range(DRAWN)]
@@ -71,8 +72,8 @@ def train(model: RetinaNet, seed: int = 0) -> None:
     ]
     model.training = True  # losses are asked for; every part stays in eval mode
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, STEPS)
-    for step in range(STEPS):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, steps + 1)
+    for step in range(steps):
         rows = torch.randint(len(images), (BATCH,))
         losses = model(list(images[rows]), [boxes[i] for i in rows.tolist()])
         loss = sum(losses.values())
@@ -85,10 +86,10 @@ def train(model: RetinaNet, seed: int = 0) -> None:
     model.eval()
 
 
-def main() -> None:
+def main(folder: Path = Path(), steps: int = STEPS) -> None:
     """Two boxes of one image, each with a map of its own."""
     model = detector()
-    train(model)
+    train(model, steps)
     pictures, captions = [], []
     for seed in (3, 4, 5):
         image, found = radiograph(seed)
@@ -107,7 +108,11 @@ def main() -> None:
         captions.append("detections over 0.5")
         for name, mask in found.items():
             for method in (LayerCAM, GradCAM):
-                one = method(model, "backbone.body.layer4", categories=NAMES).explain(x, Box(*box(mask), of=name))
+                try:
+                    one = method(model, "backbone.body.layer4", categories=NAMES).explain(x, Box(*box(mask), of=name))
+                except TargetError as missed:  # no detection there: nothing to explain
+                    print(f"{seed}  {name}: {missed}")
+                    continue
                 inside = one.heatmap(scale=None).clip(min=0)
                 share = inside[mask].sum() / inside.sum()
                 print(
@@ -115,7 +120,7 @@ def main() -> None:
                 )
                 pictures.append(one.overlay())
                 captions.append(f"{method.name}: {name} · {share:.2f} inside")
-    Path("detection.png").write_bytes(encode(panel(pictures, captions, columns=5, height=288), ".png"))
+    (folder / "detection.png").write_bytes(encode(panel(pictures, captions, columns=5, height=288), ".png"))
     print("detection.png")
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope import GradCAM, HiResCAM, Region
+from camscope.errors import TargetError
 from camscope.phantom import CATEGORIES, as_input, draw_several, load_phantom_net
 from camscope.render import draw_contours, encode, panel
 
@@ -42,7 +43,7 @@ def radiograph(seed: int) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_
     return draw_several(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
 
 
-def train(model: Segmenter, seed: int = 0) -> None:
+def train(model: Segmenter, steps: int = STEPS, seed: int = 0) -> None:
     """All weights; batch norms keep the bundled statistics."""
     torch.manual_seed(seed)
     drawn = [radiograph(10_000 + seed + i) for i in range(DRAWN)]
@@ -52,8 +53,8 @@ def train(model: Segmenter, seed: int = 0) -> None:
         for name, mask in masks.items():
             place[torch.from_numpy(mask)] = CATEGORIES.index(name)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, STEPS)
-    for step in range(STEPS):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, steps + 1)
+    for step in range(steps):
         rows = torch.randint(DRAWN, (BATCH,))
         loss = F.cross_entropy(model(images[rows])["out"], truth[rows], weight=torch.tensor([0.2, 1.0, 1.0, 1.0]))
         optimiser.zero_grad()
@@ -64,10 +65,10 @@ def train(model: Segmenter, seed: int = 0) -> None:
             print(f"step {step:3d}  loss {float(loss.detach()):.3f}")
 
 
-def main() -> None:
+def main(folder: Path = Path(), steps: int = STEPS) -> None:
     """The same image asked for each finding: by its class, by a point in it, by its mask."""
     model = Segmenter().eval()
-    train(model)
+    train(model, steps)
     pictures, captions = [], []
     for seed in (3, 4, 5):
         image, masks = radiograph(seed)
@@ -87,7 +88,11 @@ def main() -> None:
                 (GradCAM, Region(of=name, point=point)),
                 (HiResCAM, Region(of=name, mask=mask)),
             ):
-                one = method(model, categories=CATEGORIES).explain(x, region)
+                try:
+                    one = method(model, categories=CATEGORIES).explain(x, region)
+                except TargetError as nowhere:  # the net does not find it: nothing to explain
+                    print(f"{seed}  {name}: {nowhere}")
+                    continue
                 inside = one.heatmap(scale=None).clip(min=0)
                 share = inside[mask].sum() / inside.sum()
                 print(
@@ -95,7 +100,7 @@ def main() -> None:
                 )
                 pictures.append(one.overlay())
                 captions.append(f"{method.name}: {one.label.removesuffix(' of the input')} · {share:.2f} inside")
-    Path("segmentation.png").write_bytes(encode(panel(pictures, captions, columns=7, height=240), ".png"))
+    (folder / "segmentation.png").write_bytes(encode(panel(pictures, captions, columns=7, height=240), ".png"))
     print("segmentation.png")
 
 

@@ -293,7 +293,7 @@ def test_grids_that_are_not_square_and_any_number_of_prefix_tokens(method, prefi
 def test_a_grid_that_is_ambiguous_is_asked_for(method):
     model, x = little(size=(32, 24))
     with pytest.raises(
-        LayerError, match=r"grids that fit: 4\+3x3, 1\+4x3; pass layout=Layout\('tokens', grid, prefix\)"
+        LayerError, match=r"grids that fit: 1\+4x3, 4\+3x3; pass layout=Layout\('tokens', grid, prefix\)"
     ):
         method(model).attribute(x, 1)
     found = method(model, layout=Layout("tokens", (4, 3), 1)).attribute(x, 1)

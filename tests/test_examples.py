@@ -12,7 +12,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def test_every_example_is_run_by_a_test():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"quickstart.py", "custom_method.py", "hooks_tour.py"}
+    names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
 def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
@@ -38,3 +39,15 @@ def test_a_method_of_ones_own_is_registered_and_explains(registry_restored, caps
     printed = capsys.readouterr().out
     assert "effusion" in printed.splitlines()[0]
     assert printed.splitlines()[1].endswith("positive-gradcam")
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+@pytest.mark.parametrize("name", ["detection", "segmentation"])
+def test_a_net_is_trained_and_asked_for_places(name, tmp_path, capsys, monkeypatch):
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    monkeypatch.setitem(main.__globals__, "DRAWN", 12)
+    main(tmp_path, steps=2)  # what a net that has learnt nothing misses is said, and left out
+    assert (tmp_path / f"{name}.png").stat().st_size > 0
+    printed = capsys.readouterr().out
+    assert "loss" in printed
+    assert sum(printed.count(f"{seed}  ") for seed in (3, 4, 5)) >= 12, "every question has a line, answered or not"
