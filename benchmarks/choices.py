@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.explainers import SPACE, AblationCAM, GradCAM, GradCAMPlusPlus, LayerExplainer
+from camscope.explainers import KPCACAM, SPACE, AblationCAM, GradCAM, GradCAMPlusPlus, LayerExplainer
 from camscope.explainers.features import Features
 from camscope.targets import Score, class_scores
 
@@ -86,6 +86,17 @@ class Centred(LayerExplainer):
         cells = cells - cells.mean(1, keepdims=True)
         maps = [rows @ np.linalg.svd(rows, full_matrices=True)[2][0] for rows in cells]
         return torch.as_tensor(np.stack(maps)).to(features.x.device).view(len(maps), *features.activation.shape[2:])
+
+
+class LargestPositive(KPCACAM):
+    """KPCA-CAM with the sign with which the largest cell is positive (grad-cam)."""
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s)"""
+        heat = super().combine(features)
+        flat = heat.flatten(1)
+        largest = flat.gather(1, flat.abs().argmax(1, keepdim=True)).sign()
+        return heat * largest.view(-1, *[1] * (heat.ndim - 1))
 
 
 class CentredProducts(Centred):

@@ -104,6 +104,14 @@ DEVIATIONS = [
         chosen("CentredProducts"),
     ),
     Deviation(
+        "kpcacam",
+        "grad-cam",
+        "gives the component the sign with which its largest cell is positive.",
+        "Both: a centred component has no sign of its own. camscope's is positive where the layer is most active, so that "
+        "one cell that stands out, as single tokens of a transformer do, does not turn the map over.",
+        chosen("LargestPositive"),
+    ),
+    Deviation(
         "fem",
         "grad-cam",
         "sums the activations, each channel weighed by the share of its cells beyond the threshold.",

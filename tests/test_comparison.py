@@ -317,7 +317,7 @@ def test_a_contrast_among_others_says_its_own_answer_and_nobody_elses(net, monke
     (captions,), _ = cells_of(found, monkeypatch)
     assert captions[0] == row
     (own,) = [caption for caption in captions[1:] if caption not in titles]
-    assert own.startswith("gradcam, contrast · nodule rather than effusion (score ")
+    assert own.startswith("gradcam, contrast · log-odds of nodule over effusion (score ")
     assert [row["method"] for row in found.table()] == [one.method for one in found.explanations]
 
 
@@ -328,7 +328,7 @@ def test_a_contrast_does_not_title_the_layers_of_the_others(net, monkeypatch):
     captions, title = cells_of(found, monkeypatch)
     assert title.startswith("array · nodule (p=")
     assert [row[0] for row in captions] == ["layer4", "layer3"]
-    assert all(row[1].startswith("gradcam, contrast · nodule rather than") for row in captions)
+    assert all(row[1].startswith("gradcam, contrast · log-odds of nodule over") for row in captions)
     assert [row[2:] for row in captions] == 2 * [["gradcam", "layercam"]]
 
 

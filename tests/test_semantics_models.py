@@ -905,3 +905,28 @@ def test_no_warning_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert HiResCAM(model, "middle").explain(x[0], 1).status == "ok"
+
+
+class Decoded(Plain):
+    """A class head beside a long decoder that the class does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.Sequential(*[nn.Conv2d(5, 5, 3, padding=1) for _ in range(30)])
+
+    def after(self, y):
+        z = self.last(y)
+        self.decoder(z)
+        return self.head(z.mean((2, 3)))
+
+
+def test_the_layer_is_found_before_any_number_of_layers_that_the_class_does_not_read():
+    assert GradCAM(Decoded().eval()).explain(torch.randn(3, 8, 8), 1).layer == "last"
+
+
+def test_a_score_that_reads_no_layer_is_one_clear_error():
+    model, x = plain()
+    with pytest.raises(
+        LayerError, match=r"depends on no layer of Plain with spatial extent.*name a layer, or a method"
+    ):
+        GradCAM(model).attribute(x, lambda output: output[:, 1].detach())

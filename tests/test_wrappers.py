@@ -286,9 +286,9 @@ def test_a_contrast_says_what_it_is():
     names = ["lynx", "tabby", "fox"]
     made = Contrast(GradCAM(model, "features", categories=names), "tabby", "lynx").explain(x[0])
     logits = model(x)[0].detach()
-    assert (made.target, made.probability, made.label) == (None, None, "tabby rather than lynx")
+    assert (made.target, made.probability, made.label) == (None, None, "log-odds of tabby over lynx")
     assert made.score == pytest.approx(float(logits[1] - logits[0]), rel=1e-5)
-    assert made.caption == f"tabby rather than lynx (score {made.score:.3g}) · gradcam, contrast · features"
+    assert made.caption == f"log-odds of tabby over lynx (score {made.score:.3g}) · gradcam, contrast · features"
     assert len(made.top) == 3
 
 
@@ -354,7 +354,7 @@ def test_a_list_may_ask_each_sample_its_own_kind_of_question():
     assert [one.score for one in together[::3]] == pytest.approx(
         [logits[0][2] - logits[0][0], logits[3][1] - logits[3][2]]
     )
-    assert (together[0].label, together[1].label) == ("fox rather than cat", "dog")
+    assert (together[0].label, together[1].label) == ("log-odds of fox over cat", "dog")
     assert (together[0].target, together[1].target) == (None, 1)
 
 

@@ -63,7 +63,18 @@ if TYPE_CHECKING:
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
     from camscope.models import load_model
-    from camscope.targets import Difference
+    from camscope.targets import (
+        Box,
+        Class,
+        Classes,
+        Difference,
+        Output,
+        Probability,
+        Region,
+        Similarity,
+        Target,
+        Text,
+    )
 
 __all__ = [
     "CAM",
@@ -76,7 +87,10 @@ __all__ = [
     "AblationCAM",
     "Augmented",
     "BagCAM",
+    "Box",
     "CentreGaussian",
+    "Class",
+    "Classes",
     "Comparison",
     "Concepts",
     "Contrast",
@@ -98,16 +112,22 @@ __all__ = [
     "HiResCAM",
     "LayerCAM",
     "OptiCAM",
+    "Output",
     "Placement",
     "Preprocess",
+    "Probability",
     "RandomCAM",
     "ReciproCAM",
     "RefineCAM",
+    "Region",
     "ScoreCAM",
     "ShapleyCAM",
+    "Similarity",
     "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
     "Tap",
+    "Target",
+    "Text",
     "XGradCAM",
     "ZhouCAM",
     "__version__",
@@ -135,7 +155,7 @@ _NAMES = {
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
     "camscope.models": "load_model",
-    "camscope.targets": "Difference",
+    "camscope.targets": "Box Class Classes Difference Output Probability Region Similarity Target Text",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -18,6 +18,7 @@ class ModelCard:
     preprocess: Callable[..., Any] | None = None
     categories: tuple[str, ...] | None = None
     layer: str | None = None
+    embed_text: Callable[[str], Tensor] | None = None
 
 
 _cards: WeakKeyDictionary[nn.Module, ModelCard] = WeakKeyDictionary()

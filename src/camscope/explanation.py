@@ -128,12 +128,16 @@ class Explanation:
     ) -> Pixels:
         """(H,W,3) uint8: the map over the photograph at its own size; over the model's input where the place is unknown.
 
+        Of a signal a trace, its lines over the map's colours; of a volume its slices, of a video a strip of its frames, at
+        the size of the model's input.
+
         `contour`: draw outlines at these levels (0..1) instead of colour; `boxes`: draw boxes round what reaches this
         level instead of colour; `bar`: a colour bar with the raw range at the right; `height`: rows of the picture,
         for a figure.
         """
         if self.heat.ndim != 2:
-            raise InputError(f"a map of {self.heat.ndim} axes has no overlay yet; use heatmap(), or save it as .npz")
+            picture = self._unflat(scale, alpha, colormap, contour, boxes)
+            return picture if height is None else render.fitted(picture, height, 8 * height)
         size = size or self._best_size()
         picture, (raw, covered) = self._background(size), self._placed(size)
         values, ends = _shown(raw, scale, colormap)
@@ -148,6 +152,18 @@ class Explanation:
         if height is not None:
             picture = render.fitted(picture, height, 2 * height)
         return render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap)) if bar else picture
+
+    def _unflat(self, scale: Scale, alpha: float, colormap: str, contour: object, boxes: object) -> Pixels:
+        """A map of one axis, or of three, as a picture."""
+        if contour is not None or boxes is not None or self.heat.ndim not in (1, 3):
+            raise InputError(f"a map of {self.heat.ndim} axes has colours only, neither outlines nor boxes")
+        values, _ = _shown(self._placed("input")[0], scale, colormap)
+        grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
+        seen = grey if self.seen is None else self.seen
+        if values.ndim == 1:
+            return render.trace(seen, values, alpha=alpha, colormap=colormap)
+        in_time = bool((seen[..., 0] != seen[..., 1]).any())  # a volume is grey; a video's frames follow one another
+        return render.frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MOST if in_time else 4)
 
     def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
         """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
@@ -225,16 +241,14 @@ class Explanation:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
 
     def _repr_png_(self) -> bytes | None:
-        if self.heat.ndim != 2:
-            return None
-        return render.encode(self.overlay(bar=True), ".png")
+        return render.encode(self.overlay(bar=True), ".png") if self.heat.ndim <= 3 else None
 
     def _repr_html_(self) -> str:
         picture = base64.b64encode(self._repr_png_() or b"").decode()
         words = html.escape(
             self.caption if self.status == OK else f"{self.caption} · {self.status}: {MEANING[self.status]}"
         )
-        if self.heat.ndim != 2:
+        if not picture:
             return f"<p>{words}</p>"
         return f'<figure><img src="data:image/png;base64,{picture}" alt="{words}"><figcaption>{words}</figcaption></figure>'
 

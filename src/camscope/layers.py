@@ -26,6 +26,7 @@ __all__ = [
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 Grid = tuple[int, ...]
 MOST_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
+ENCODERS = ("backbone", "encoder", "vision_model")
 CANDIDATES = 12  # layers that are looked at in one pass, from the end
 MOST_HALVINGS = 5  # of a grid, by merged tokens
 MAKING_GRIDS = (nn.modules.conv._ConvNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
@@ -146,53 +147,94 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
     return found
 
 
-def choose_layer(model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor) -> SpatialLayer:
+def choose_layer(
+    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
+) -> SpatialLayer:
     """The last layer with spatial extent that the score (N,) reads there, and that holds features.
 
     Checked with one backward pass: a transformer that classifies by a class token reads no patch after its last
-    attention, and an auxiliary head may run last.
+    attention, and an auxiliary head may run last. `dense`: the score is of one place among many, which the head's own
+    layers hold already: the last layer of the model's backbone or encoder, or of its coarsest grid where it names none.
     """
     layers = spatial_layers(model, lambda: score(x), x.shape)
+    layers = _encoding(model, layers) if dense else layers
     if not layers:
         raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")
-    at_once = CANDIDATES
+    every = dense or layers[-1].layout.kind == TOKENS
     if layers[-1].layout.kind == TOKENS:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-        at_once = len(layers)
-    for end in range(len(layers), 0, -at_once):
-        read = _read_by(model, score, x, layers[max(0, end - at_once) : end])
+    step, reached = len(layers) if every else CANDIDATES, False
+    for end in range(len(layers), 0, -step):
+        last = layers[max(0, end - step) : end]
+        gradients = _gradients(model, score, x, [layer.name for layer in last])
+        reached = reached or bool(gradients)
+        read = {
+            layer: channels
+            for layer in reversed(last)
+            if (channels := _channels_read(layer, gradients.get(layer.name), dense)) is not None
+        }
         if read:
-            return next((layer for layer, features in read.items() if features), next(iter(read)))
+            return next((layer for layer in read if _holds_features(model, layer, read[layer])), next(iter(read)))
+    if not reached:
+        raise LayerError(
+            f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
+            f"gradients off; name a layer, or a method without gradients"
+        )
+    where = "in" if dense else "at the patch tokens of"
     raise LayerError(
-        f"the score's gradient is zero at the patch tokens of every layer of {type(model).__name__} (an untrained head?); "
-        f"name a layer"
+        f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?); name a layer"
     )
 
 
-def _read_by(
-    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, layers: Sequence[SpatialLayer]
-) -> dict[SpatialLayer, bool]:
-    """Those of the layers that the score (N,) reads at their cells, the last one first, and whether they hold features."""
-    found = {}
-    with Tap(model, [layer.name for layer in layers]) as tap:
-        tap.backward(tap.run(lambda: score(x)).sum())
-    for layer in reversed(layers):
-        gradient = tap.chosen(layer.name).gradient
-        if gradient is None:
-            continue
-        channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
-        if layer.layout.kind != TOKENS or bool(channels.any()):
-            answer = len(channels) > 1 and int(channels.sum()) == 1  # at every place: one of its channels is the score
-            found[layer] = not answer and not (layer.layout.kind == TOKENS and _is_a_step(model, layer.name))
-    return found
+def _gradients(
+    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """The score's gradient at those layers, by name, that it reads."""
+    with Tap(model, names) as tap:
+        scores = tap.run(lambda: score(x)).sum()
+        if not scores.requires_grad:
+            return {}
+        try:
+            tap.backward(scores)
+        except LayerError:
+            return {}
+        return {name: found for name in names if (found := tap.chosen(name).gradient) is not None}
 
 
-def _is_a_step(model: nn.Module, name: str) -> bool:
-    """Whether tokens are not those of the stream: a Linear makes queries, keys and values of them, or class scores.
+def _channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
+    """(K,): which channels the score reads at the layer's cells; None where it reads them at no cell.
 
-    A decoder's are questions of its own, whose number may be that of a grid's cells.
+    That a map has a gradient is enough, where the score is not of one place, which may be read off another resolution.
     """
-    return "decoder" in name.split(".") or isinstance(find_layer(model, name)[1], nn.Linear)
+    if gradient is None:
+        return None
+    channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
+    sure = layer.layout.kind != TOKENS and not dense
+    return channels if sure or bool(channels.any()) else None
+
+
+def _encoding(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
+    """Those of the part that makes features of the image, before a head makes an answer at every place."""
+    names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODERS]
+    shallow = sorted(names, key=lambda name: name.count("."))[:1]
+    bodies = [f"{name}.body" for name in shallow if any(one.name.startswith(f"{name}.body.") for one in layers)]
+    for part in (*bodies, *shallow):
+        if inside := [layer for layer in layers if layer.name == part or layer.name.startswith(f"{part}.")]:
+            return inside
+    fewest = min((math.prod(layer.layout.grid) for layer in layers), default=0)
+    return [layer for layer in layers if math.prod(layer.layout.grid) == fewest]
+
+
+def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
+    """Whether a layer is not the answer at every place, of whose channels (K,) the score reads one, and no step of a block.
+
+    Among tokens, a Linear makes queries, keys and values of the stream, or class scores; a decoder's tokens are questions
+    of its own, whose number may be that of a grid's cells.
+    """
+    if len(channels) > 1 and int(channels.sum()) == 1:
+        return False
+    step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
+    return layer.layout.kind != TOKENS or not step
 
 
 def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()) -> str:

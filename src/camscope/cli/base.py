@@ -34,7 +34,7 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:ORG/NAME, FILE.py:FUNCTION (is executed).",
+        help="phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, FILE.py:FUNCTION (is executed).",
     ),
 ]
 WeightsOption = Annotated[

@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import isabstract, signature
-from typing import Any, ClassVar, TypeVar, dataclass_transform, final
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform, final
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from camscope.cards import card_of, digest
@@ -37,7 +38,7 @@ from camscope.explainers.scope import (
 from camscope.explanation import MEANING, OK, Explanation
 from camscope.hooks.base import unwrap
 from camscope.structure import mapped
-from camscope.targets import Difference, Question, Score
+from camscope.targets import Difference, Question, Scene, Score, Target, embedding_of
 
 METHODS: dict[str, type["Explainer"]] = {}
 COMMON = ("model", "preprocess", "categories", "on_nonfinite")  # of no weight for the map
@@ -196,7 +197,7 @@ class Explainer(ABC):
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
-            question = plain if each is None else [each[i] for i in rows]
+            question = self._asked_of([plain if each is None else each[i] for i in rows], [items[i] for i in rows])
             run = _run([self], torch.stack([items[i].x for i in rows]), [question])[0]
             digits = digest(run.known.model)
             results.update({i: self._explanation(n, items[i], run, 0, digits) for n, i in enumerate(rows)})
@@ -214,6 +215,30 @@ class Explainer(ABC):
         changed = {name: value for name, value in self.parameters.items() if value != usual.get(name)}
         settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
+
+    def _asked_of(self, targets: Sequence[Question], items: Sequence[Item]) -> Question:
+        """What is asked of several inputs, each question in the scene of its own image; one where all are the same."""
+        seen = [_in_scene(target, self._scene(item)) for target, item in zip(targets, items, strict=True)]
+        return seen[0] if all(one is seen[0] for one in seen) else cast(Question, seen)
+
+    def _scene(self, item: Item) -> Scene:
+        place = item.placement
+        card = card_of(unwrap(self.model))
+        return Scene(
+            input_size=tuple(item.x.shape[1:]),
+            image_size=place.image_size if place else None,
+            to_input=place.to_input if place else _unplaced,
+            to_image=place.to_image if place else _unplaced,
+            embed=self._embedded,
+            embed_text=card.embed_text if card else None,
+        )
+
+    def _embedded(self, image: Any) -> Tensor:
+        """(D,): what the model makes of another image."""
+        known, x = survey(self.model), self._read(image).x[None]
+        with calm(known, self.mode), precisely(self.precision, known) as casts:
+            score = Score(known.model, around=casts)
+            return embedding_of(score.forward(prepared(checked_input(x, known), self.precision)))[0].detach()
 
     def _read(self, image: Any) -> Item:
         model = unwrap(self.model)
@@ -279,7 +304,8 @@ def explain_each(
             if getattr(tool, setting) != getattr(first, setting):
                 raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
     item = first._read(image)
-    runs = _run(tools, item.x[None], targets, watch=watch)
+    scene = first._scene(item)
+    runs = _run(tools, item.x[None], [_in_scene(target, scene) for target in targets], watch=watch)
     digits = digest(runs[0].known.model)
     return [
         [tool._explanation(0, item, run, which, digits) for which in range(len(targets))]
@@ -332,6 +358,14 @@ def _made(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score], watch:
                 watch([tool])
             made[-1].append(one() if callable(one) else one)
     return made
+
+
+def _in_scene(target: Question, scene: Scene) -> Question:
+    return target.in_scene(scene) if isinstance(target, Target) else target
+
+
+def _unplaced(points: ArrayLike) -> NDArray[Any]:
+    raise TargetError("the preprocessing has no known geometry: a place on the image cannot be found on the input")
 
 
 def _declared(setting: str, kind: type) -> type | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, copies_within_memory, in_chunks
+from camscope.explainers.padding import Shares
 from camscope.explainers.rest import Rest, Versions
 from camscope.hooks.replay import Replay
 from camscope.layers import Layout
@@ -38,6 +39,7 @@ class Features:
     batch_size: int | None = None
     widths: Widths = field(default_factory=Widths)
     replay: Replay | None = None
+    shares: Shares | None = None
     notes: tuple[str, ...] = ()
     remarks: list[list[str]] = field(init=False)
 

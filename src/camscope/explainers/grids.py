@@ -16,6 +16,18 @@ def on_grid(maps: Tensor, grid: Sequence[int]) -> Tensor:
     return F.interpolate(maps[:, None], tuple(grid), mode=LINEAR[len(grid)], align_corners=False)[:, 0]
 
 
+def first_part(maps: Tensor, shares: Sequence[float]) -> Tensor:
+    """(N,*s) -> (N,*s): only the first share of each axis, on as many cells; linear interpolation between cell centres."""
+    for axis, share in enumerate(shares, start=1):
+        cells = maps.shape[axis]
+        places = ((torch.arange(cells, device=maps.device, dtype=maps.dtype) + 0.5) * share - 0.5).clamp(min=0)
+        low = places.floor().long()
+        step = (places - low).view(-1, *[1] * (maps.ndim - 1 - axis))
+        high = (low + 1).clamp(max=cells - 1)
+        maps = maps.index_select(axis, low).lerp(maps.index_select(axis, high), step)
+    return maps
+
+
 def resized(x: Tensor, size: Sequence[int]) -> Tensor:
     """(N,C,*S) -> (N,C,*size): linear, antialiased where it shrinks, one axis after the other, of any rank."""
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

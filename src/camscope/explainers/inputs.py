@@ -67,14 +67,23 @@ def _single(x: Tensor, rank: int) -> Tensor:
 
 
 def _picture(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
-    """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range."""
-    if x.ndim != 3 or x.is_meta:
+    """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range.
+
+    Of a signal its channels (C,L), each stretched by itself; of a volume or a video (D,H,W,3).
+    """
+    if x.is_meta or x.ndim not in (2, 3, 4):
         return None
+    if x.ndim == 2:
+        return _stretched(x, x.amin(1, keepdim=True), x.amax(1, keepdim=True))
     background = getattr(preprocess, "background", None)
-    if background is not None:
+    if background is not None and x.ndim == 3:
         return np.asarray(background(x), dtype=np.uint8)
-    values = x.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0)
-    values = values[:3] if x.shape[0] >= 3 else values[:1].expand(3, -1, -1)
-    low, high = float(values.min()), float(values.max())
-    scaled = (values - low) * (255.0 / (high - low)) if high > low else torch.full_like(values, 128.0)
-    return scaled.round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+    colours = x[:3] if x.shape[0] >= 3 else x[:1].expand(3, *x.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(_stretched(colours, colours.amin(), colours.amax()), 0, -1))
+
+
+def _stretched(x: Tensor, low: Tensor, high: Tensor) -> Pixels:
+    """0..255; 128 where all is the same."""
+    values, low, high = (one.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0) for one in (x, low, high))
+    scaled = torch.where(high > low, (values - low) * 255 / (high - low), 128)
+    return np.asarray(scaled.round().clamp(0, 255).to(torch.uint8).numpy())

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from camscope.cards import card_of
 from camscope.explainers.base import Explainer, Later
 from camscope.explainers.features import Features
+from camscope.explainers.grids import first_part
 from camscope.explainers.maps import Maps
 from camscope.explainers.passes import Pass
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import Layout, choose_layer
-from camscope.targets import Score
+from camscope.targets import Score, Target
 
 
 @dataclass(eq=False, repr=False)
@@ -97,11 +98,16 @@ class LayerExplainer(Explainer):
 
     def _maps(self, features: Features) -> Maps:
         heat = self.combine(features)
+        heat = heat if features.shares is None else first_part(heat, features.shares)
         zero = None
         if features.found is not None:  # a method that asks of other inputs too may find something all the same
             zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
         notes = [f"layer {features.layer!r} was chosen"] if self.layer is None else []
         notes += features.notes
+        if features.shares is not None:
+            notes.append(
+                "the detector pads its input: the map is the part of the layer that the input is, interpolated"
+            )
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
         return Maps(heat, features.layer, features.layout, zero, tuple(notes), tuple(map(tuple, features.remarks)))
@@ -109,15 +115,17 @@ class LayerExplainer(Explainer):
     def _choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 
-        It is the last one that any class reads; what a callable target reads is looked up each time.
+        It is the last one that any class reads; what a callable target reads is looked up each time, and so is the layer of
+        one place among many.
         """
         model = score.model
         card = card_of(model)
         if card and card.layer:
             return card.layer
+        dense = isinstance(score.target, Target) and score.target.dense
         built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if callable(score.target):
-            return choose_layer(model, score.overall, x).name
+        if dense or callable(score.target):
+            return choose_layer(model, score.overall, x, dense=dense).name
         if built not in self._chosen:
             self._chosen = {**self._chosen, built: choose_layer(model, score.overall, x).name}
         return self._chosen[built]

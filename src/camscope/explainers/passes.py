@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from camscope.errors import LayerError
 from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
+from camscope.explainers.padding import padding_seen
 from camscope.explainers.scope import OnNonFinite, checked_finite, full_precision
 from camscope.hooks.base import find_layer, find_layers
 from camscope.hooks.replay import Replay
@@ -103,7 +104,9 @@ class Pass(ExitStack):
                 self._widths = around.enter_context(measured(model, find_layers(model, again)))
             around.enter_context(self._replay or nullcontext())
             self._grids = note_grids(model, around)
+            padded = around.enter_context(padding_seen(model))
             output = self._tap.run(lambda: scores[0].forward(self._x))
+        self._shares = padded[-1] if padded else None
         # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
         self._several = first.call is None and any(len(calls) > 1 for calls in self._tap.calls.values())
         # all questions are checked before any backward
@@ -153,6 +156,7 @@ class Pass(ExitStack):
             batch_size=getattr(tool, "batch_size", None),
             widths=self._widths.get(layer, Widths()),
             replay=self._replay if self._replay and self._replay.remembers and self._replay.call == place else None,
+            shares=self._shares,
             notes=notes,
         )
 

@@ -6,6 +6,7 @@ from camscope.cards import ModelCard, attach_card
 from camscope.errors import ModelError
 from camscope.models.bundled import phantom_model
 from camscope.models.checkpoint import Weights, load_strictly, read_state
+from camscope.models.clip import clip_model
 from camscope.models.factory import factory_model
 from camscope.models.huggingface import huggingface_model
 from camscope.models.timm_models import timm_model
@@ -13,15 +14,18 @@ from camscope.models.zoo import torchvision_model
 
 __all__ = ["load_model", "load_strictly", "read_state"]
 
-SOURCES = "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
-LIBRARIES = {"torchvision": torchvision_model, "timm": timm_model, "hf": huggingface_model}
+SOURCES = (
+    "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+)
+LIBRARIES = {"torchvision": torchvision_model, "timm": timm_model, "hf": huggingface_model, "clip": clip_model}
 
 
 def load_model(spec: str, *, weights: Weights = None) -> nn.Module:
     """A plain module in eval mode; what is known of it (preprocessing, categories, layer) is its `ModelCard`.
 
     `spec`: "phantom" (the bundled net), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224",
-        "hf:org/name" or "hf:/a/folder", "models.py:resnet18" or "package.module:resnet18". The last two are executed:
+        "hf:org/name" or "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, which answers `Similarity` and
+        `Text`), "models.py:resnet18" or "package.module:resnet18". The last two are executed:
         name only code that you trust. The function is called without arguments and returns the module; see `factory`
         for what such a file may say of its models.
     `weights`: a checkpoint to load, strictly, in place of the published weights: safetensors, or a file of `torch.save`

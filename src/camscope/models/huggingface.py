@@ -47,7 +47,7 @@ def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"hf:{name} is no vision model that transformers can build: {error}") from error
     card = ModelCard(
-        described(f"hf:{name}", weights), _way(transformers, source), _categories(model) if usual else None
+        described(f"hf:{name}", weights), preprocessing_of(transformers, source), _categories(model) if usual else None
     )
     return model.float(), card
 
@@ -106,7 +106,8 @@ def _expect_whole(report: Mapping[str, Any], source: str) -> None:
         raise WeightsError(f"{source} is not the whole of this model: {'; '.join(wrong)}; is it only a backbone?")
 
 
-def _way(transformers: Any, source: str) -> Callable[..., Any] | None:
+def preprocessing_of(transformers: Any, source: str) -> Callable[..., Any] | None:
+    """That of the repository or folder, if it names one."""
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError):  # no preprocessor_config.json: an image then asks for preprocess=

@@ -2,6 +2,7 @@
 
 from camscope.phantom.draw import CATEGORIES, Phantom, Phantoms, dataset, draw
 from camscope.phantom.network import PREPROCESSING, PhantomNet, as_input, load_phantom_net
+from camscope.phantom.several import draw_several
 
 __all__ = [
     "CATEGORIES",
@@ -12,5 +13,6 @@ __all__ = [
     "as_input",
     "dataset",
     "draw",
+    "draw_several",
     "load_phantom_net",
 ]

@@ -2,17 +2,20 @@
 
 from camscope.render.channels import channel_grid
 from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
+from camscope.render.frames import MOST, chosen_frames, frames
 from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
 from camscope.render.overlay import not_covered, overlay
 from camscope.render.panel import beside, captioned, colour_bar, levelled, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
 from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
 from camscope.render.sheet import Cell, sheet
+from camscope.render.trace import trace
 
 __all__ = [
     "COLORMAPS",
     "DIVERGING",
     "FORMATS",
+    "MOST",
     "PERCEPTUAL",
     "SWATCHES",
     "Box",
@@ -23,6 +26,7 @@ __all__ = [
     "boxes",
     "captioned",
     "channel_grid",
+    "chosen_frames",
     "colour_bar",
     "colourise",
     "contours",
@@ -31,6 +35,7 @@ __all__ = [
     "draw_marker",
     "encode",
     "fitted",
+    "frames",
     "legend",
     "levelled",
     "not_covered",
@@ -39,4 +44,5 @@ __all__ = [
     "regions",
     "sheet",
     "swatches",
+    "trace",
 ]

@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeWarning, TargetError
-from camscope.structure import leaves
+from camscope.structure import leaves, mapped
 
 EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
 
@@ -77,11 +78,28 @@ def one_each(scores: Tensor, samples: int) -> Tensor:
 
 def warn_of_probabilities(logits: Tensor) -> None:
     """A CamscopeWarning where the class scores (N,K) are probabilities already."""
-    if logits.shape[1] > 1 and bool((logits >= 0).all()):
-        sums = logits.double().sum(1)
-        if bool(((sums - 1).abs() < 1e-3).all()):
-            message = (
-                "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
-                "where a probability is near 1 its gradient is rounding noise"
-            )
-            warnings.warn(message, CamscopeWarning, stacklevel=2)
+    if are_probabilities(logits):
+        message = (
+            "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
+            "where a probability is near 1 its gradient is rounding noise"
+        )
+        warnings.warn(message, CamscopeWarning, stacklevel=2)
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether the rows (N,K) of class scores are at least 0 and sum to 1."""
+    if logits.shape[1] == 1 or not bool((logits >= 0).all()):
+        return False
+    return bool(((logits.double().sum(1) - 1).abs() < 1e-3).all())
+
+
+def rows_of(output: object, chosen: Tensor, rows: int) -> object:
+    """The chosen ones of so many rows of an output: of each tensor, or of a list with one structure a sample."""
+    if isinstance(output, list | tuple) and len(output) == rows and not any(isinstance(one, Tensor) for one in output):
+        return [output[i] for i in chosen.tolist()]
+    return mapped(output, partial(_picked, chosen, rows))
+
+
+def _picked(chosen: Tensor, rows: int, leaf: Tensor) -> Tensor:
+    """The chosen rows of a part of the output that has so many; another part as it is."""
+    return leaf[chosen] if leaf.ndim > 0 and len(leaf) == rows else leaf

@@ -12,7 +12,8 @@ from camscope.errors import TargetError
 
 @dataclass(frozen=True)
 class Difference:
-    """The question why class `a` rather than class `b`: the difference of their scores. Indices or names.
+    """The question why class `a` rather than class `b`: the difference of their scores, their log-odds where those are
+    logits. Indices or names.
 
     >>> Difference("dog", "cat")
     Difference(a='dog', b='cat')
@@ -29,7 +30,15 @@ class Difference:
             object.__setattr__(self, side, one)
 
 
-Question = int | str | Difference | Tensor | Sequence[int | str | Difference | None] | Callable[[Any], Tensor] | None
+@dataclass(frozen=True)
+class Class:
+    """The question of one class: the same as its index or name alone."""
+
+    of: int | str | None = None
+
+
+Plain = int | str | Difference | Class | None
+Question = Plain | Tensor | Callable[[Any], Tensor] | Sequence[Plain | Tensor | Callable[[Any], Tensor]]
 
 
 def plain(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
@@ -41,6 +50,8 @@ def plain(target: object) -> int | str | Difference | list[int | str | Differenc
         if any(isinstance(one, list) for one in found):
             raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
         return found  # type: ignore[return-value]  # the line above leaves no list inside
+    if isinstance(target, Class):
+        return plain(target.of)
     if target is None or isinstance(target, str | Difference):
         return target
     if isinstance(target, bool) or not isinstance(target, numbers.Integral):

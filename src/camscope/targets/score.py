@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from camscope.errors import InputError, TargetError
 from camscope.structure import leaves, mapped
 from camscope.targets.classes import pair_of
-from camscope.targets.outputs import checked_scores, class_scores, full, one_each, warn_of_probabilities
+from camscope.targets.outputs import checked_scores, class_scores, full, one_each, rows_of, warn_of_probabilities
 from camscope.targets.questions import Question, plain
+from camscope.targets.target import Names, Target
 
 SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
 
@@ -24,7 +24,8 @@ class Score:
     The first, clean call fixes the classes, so a perturbed input never changes the question.
 
     `target`: a class index; a class name, one of `categories`; a Difference of two; None, each sample's top class; a
-    sequence or tensor (N,) with one of these per sample; or any callable output -> (N,). `args`, `kwargs`: handed to the
+    sequence or tensor (N,) with one of these per sample; a Target, such as Region, Box or Similarity; or any callable
+    output -> (N,). `args`, `kwargs`: handed to the
     model after x. `classes` (N,): known after the first call, None where the score is not one class's.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
 
@@ -44,10 +45,12 @@ class Score:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        size: Sequence[int] = (),
     ) -> None:
         self.model, self._args, self._kwargs, self._around = model, args, dict(kwargs or {}), around
-        self.target = target if callable(target) else plain(target)
+        self.target = target if callable(target) else _each(target) or plain(target)
         self.categories = categories
+        self._size = tuple(size)  # of the model's input, known from the first pass on
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
@@ -64,7 +67,7 @@ class Score:
 
     def forward(self, x: Tensor, owners: Tensor | None = None) -> Any:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
-        version = x._version
+        version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self._around():
             output = self.model(x, *args, **kwargs)
@@ -127,6 +130,12 @@ class Score:
         return mapped(self._args, of_its_owner), mapped(self._kwargs, of_its_owner)
 
     def _read(self, output: object, samples: int, owners: Tensor | None) -> Tensor:
+        if isinstance(self.target, Each) and len(self.target.questions) != samples:
+            raise TargetError(
+                f"{len(self.target.questions)} targets for a batch of {samples}: give one, or one per sample"
+            )
+        if isinstance(self.target, Target) and self.values is None:
+            self.target = self.target.settled(output, self._size, self.categories)
         if callable(self.target) and owners is not None:
             return self._asked_in_turn(self.target, output, owners)
         if callable(self.target):
@@ -156,7 +165,7 @@ class Score:
         samples = len(owners) if self.values is None else len(self.values)
         found: list[Tensor] = []
         for rows, chosen in _turns(owners, samples):
-            asked = mapped(output, partial(_picked, chosen, len(owners)))
+            asked = rows_of(output, chosen, len(owners))
             found.append(one_each(checked_scores(target(asked), target), samples)[owners[rows]])
         order = torch.cat([rows for rows, _ in _turns(owners, samples)])
         return torch.cat(found)[order.argsort()]
@@ -167,11 +176,15 @@ class Score:
         return first if second is None else None
 
     def label_of(self, sample: int) -> str:
-        """The question of one sample in words: its class name, `class 3`, `a rather than b`, or the callable's name."""
+        """The question of one sample in words: its class name, `class 3`, `log-odds of a over b`, or what a callable says."""
         first, second = self._pair(sample)
+        if isinstance(self.target, Target):
+            return self.target.words(sample, self.name_of)
         if first is None:
             return getattr(self.target, "__name__", type(self.target).__name__)
-        return self.name_of(first) if second is None else f"{self.name_of(first)} rather than {self.name_of(second)}"
+        return (
+            self.name_of(first) if second is None else f"log-odds of {self.name_of(first)} over {self.name_of(second)}"
+        )
 
     def _pair(self, sample: int) -> tuple[int | None, int | None]:
         """Class of one sample, and the class it is held against; None for neither."""
@@ -228,6 +241,31 @@ def _spelled(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class Each(Target):
+    """Another question of each sample: a list in which one at least is a callable."""
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        self.questions = list(questions)
+        self._scores: list[Score] = []
+
+    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Each":
+        """Each question, settled on its own sample."""
+        known = Each(self.questions)
+        known._scores = [Score(nn.Identity(), one, categories=categories, size=size) for one in self.questions]
+        known(output)
+        return known
+
+    def __call__(self, output: Any) -> Tensor:
+        """(N,)"""
+        count = len(self.questions)
+        parts = (rows_of(output, torch.tensor([i]), count) for i in range(count))
+        return torch.cat([score.read(part, 1) for score, part in zip(self._scores, parts, strict=True)])
+
+    def words(self, sample: int, name: Names) -> str:
+        """Those of its question."""
+        return self._scores[sample].label_of(0)
+
+
 class EveryClass(Score):
     """All class scores at once, (N,classes), where a `Score` has one number a sample; (N,0) of a model that has none."""
 
@@ -254,6 +292,7 @@ def _turns(owners: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield rows, torch.zeros(samples, dtype=torch.long, device=owners.device).scatter_(0, owners[rows], rows)
 
 
-def _picked(chosen: Tensor, rows: int, leaf: Tensor) -> Tensor:
-    """The chosen rows of a part of the output that has so many; another part as it is."""
-    return leaf[chosen] if leaf.ndim > 0 and len(leaf) == rows else leaf
+def _each(target: object) -> Each | None:
+    """Of a list in which a question is a callable."""
+    several = isinstance(target, list | tuple) and any(callable(one) for one in target)
+    return Each(target) if several and isinstance(target, list | tuple) else None

@@ -1,0 +1,89 @@
+"""Target: a question of an output's own kind, which can say itself in words."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from camscope.targets.classes import pair_of
+
+Points = Callable[[ArrayLike], NDArray[Any]]
+Names = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a question may ask of the image that it is about.
+
+    `input_size`, `image_size`: of the model's input and of the original, None where that is unknown; `to_input`,
+    `to_image`: points (M,n) in array order, from the one to the other. `embed`: what the model makes of another image;
+    `embed_text`: of a text, None where it knows none.
+    """
+
+    input_size: tuple[int, ...]
+    image_size: tuple[int, ...] | None
+    to_input: Points
+    to_image: Points
+    embed: Callable[[Any], Tensor]
+    embed_text: Callable[[str], Tensor] | None = None
+
+
+class Target(ABC):
+    """A callable output -> (N,) that is asked the same of every pass.
+
+    `in_scene` brings what is said of the original image to the model's input; `settled` fixes, on the first, clean output,
+    what is left open, and raises TargetError where the output has no such thing.
+    """
+
+    dense: ClassVar[bool] = False  # whether it is of one place among many that the output has an answer for
+
+    @abstractmethod
+    def __call__(self, output: Any) -> Tensor:
+        """(N,): the score of each sample."""
+
+    @abstractmethod
+    def words(self, sample: int, name: Names) -> str:
+        """The question of one sample in words; `name`: of a class."""
+
+    def in_scene(self, scene: Scene) -> "Target":
+        """The same question of the model's input; the same where it says nothing of the original."""
+        return self
+
+    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Target":
+        """The same question with all that it leaves open fixed; `size`: of the model's input (*S)."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class OfClass(Target):
+    """A question of one class: an index, a name, or None, the one that scores most there. A target writes `scored`."""
+
+    of: int | str | None = None
+    classes: Tensor | None = field(default=None, kw_only=True, repr=False)
+
+    @abstractmethod
+    def scored(self, output: Any) -> Tensor:
+        """(N,K): what the class is chosen by."""
+
+    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> Self:
+        """The class of each sample (N,), fixed."""
+        scores = self.scored(output).detach()
+        best = scores.argmax(1).tolist()
+        found = [pair_of(self.of, top, scores.shape[1], categories)[0] for top in best]
+        return replace(self, classes=torch.tensor(found, device=scores.device))
+
+    def indices(self, scores: Tensor) -> Tensor:
+        """(N,): the classes, those of this output where none are fixed."""
+        if self.classes is not None:
+            return self.classes
+        if isinstance(self.of, int):
+            return torch.full((len(scores),), self.of, device=scores.device)
+        return scores.detach().argmax(1)
+
+    def named(self, sample: int, name: Names) -> str:
+        """The class of one sample."""
+        return str(self.of) if self.classes is None else name(int(self.classes[sample]))
