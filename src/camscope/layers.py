@@ -27,7 +27,6 @@ CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "toke
 ENCODERS = ("backbone", "encoder", "vision_model")
 Grid = tuple[int, ...]
 MOST_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
-ENCODERS = ("backbone", "encoder", "vision_model")
 CANDIDATES = 12  # layers that are looked at in one pass, from the end
 MOST_HALVINGS = 5  # of a grid, by merged tokens
 MAKING_GRIDS = (nn.modules.conv._ConvNd, nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
@@ -226,10 +225,7 @@ def _is_a_step(model: nn.Module, name: str) -> bool:
 
     A decoder's are questions of its own, whose number may be that of a grid's cells.
     """
-    if len(channels) > 1 and int(channels.sum()) == 1:
-        return False
-    step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
-    return layer.layout.kind != TOKENS or not step
+    return "decoder" in name.split(".") or isinstance(find_layer(model, name)[1], nn.Linear)
 
 
 def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()) -> str:
