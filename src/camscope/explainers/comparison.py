@@ -14,13 +14,13 @@ import numpy as np
 from torch import nn
 
 from camscope import render
-from camscope.errors import CamscopeError, InputError, OutputError, TargetError
+from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
-from camscope.explainers.arrangement import Entry, arranged, common, takes_layers
+from camscope.explainers.arrangement import Entry, arranged, at_layers, common
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
-from camscope.explainers.suited import explain_apart
+from camscope.explainers.suited import explain_suited
 from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
 from camscope.files import write_bytes
 from camscope.targets import Question
@@ -170,8 +170,17 @@ def compare(
         )
     if isinstance(targets, str | int) or callable(targets):
         raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
+    if layers is not None and not layers:
+        raise LayerError("layers is empty: name one at least, as layers=['layer4'], or leave it out")
     settings = {"preprocess": preprocess, "categories": categories, "precision": precision}
-    tools = [tool for method in methods for tool in _tools(model, method, layers, settings)]
+    tools: list[Explainer] = []
+    for method in methods:
+        if isinstance(method, Explainer):
+            tools.append(method)
+        else:
+            kind = kind_of(method)
+            given = {name: value for name, value in settings.items() if name in signature(kind).parameters}
+            tools += at_layers(kind, model, layers, given)
     return compare_each(tools, image, targets, leave_out=leave_out, watch=watch)
 
 
@@ -185,13 +194,11 @@ def compare_each(
 ) -> Comparison:
     """Comparison of explainers of one model; see `compare`."""
     riders, clock = witnesses(tools), _Clock(watch)
-    try:
+    if leave_out:
+        every, found = explain_suited(tools, image, targets, riders=riders, watch=clock)
+        tools, riders = [t for t in every if not isinstance(t, Witness)], [t for t in every if isinstance(t, Witness)]
+    else:
         found = explain_each([*tools, *riders], image, targets, watch=clock)
-    except CamscopeError:
-        if not leave_out or len(tools) < 2:
-            raise
-        riders = []
-        tools, found = explain_apart(tools, image, targets, watch=clock)
     own, seen = found[: len(tools)], found[len(tools) :]
     places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
     explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
@@ -199,7 +206,8 @@ def compare_each(
     for q in range(len(targets)):
         asked = [n for n, entry in enumerate(places.entries) if entry.question == q]
         made = [tools[places.methods[n]] for n in asked]
-        facts = {row[q].layer: rider.facts[q] for rider, row in zip(riders, seen, strict=True)}
+        # of a pass that was run again the last facts count
+        facts = {row[q].layer: rider.facts[q - len(targets)] for rider, row in zip(riders, seen, strict=True)}
         groups += coincidences([explanations[n] for n in asked], made, facts)
     return Comparison(
         tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
@@ -216,7 +224,7 @@ class _Clock:
     def __call__(self, tools: Sequence[Explainer]) -> None:
         self._note()
         self._working = [tool for tool in tools if not isinstance(tool, Witness)]
-        if self._watch is not None:
+        if self._watch is not None and self._working:
             self._watch(self._working)
 
     def of(self, tool: Explainer) -> float:
@@ -229,22 +237,6 @@ class _Clock:
         for tool in self._working:
             self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
         self._working, self._since = [], now
-
-
-def _tools(
-    model: nn.Module, method: Method, layers: Sequence[str | nn.Module] | None, settings: dict[str, Any]
-) -> list[Explainer]:
-    """A method at each layer; once where it has no layer to choose, takes them all, or comes ready made."""
-    if isinstance(method, Explainer):
-        return [method]
-    kind = kind_of(method)
-    known = signature(kind).parameters
-    given = {name: value for name, value in settings.items() if name in known}
-    if layers is not None and takes_layers(kind):
-        return [kind(model, **{"layers": list(layers), **given})]
-    if layers is None or "layer" not in known:
-        return [kind(model, **given)]
-    return [kind(model, **{"layer": layer, **given}) for layer in layers]
 
 
 def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
