@@ -1,0 +1,218 @@
+"""Layouts: where a layer's output holds its channels and its grid, read off its shape."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from camscope.errors import LayerError
+
+CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
+Grid = tuple[int, ...]
+MOST_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
+MOST_HALVINGS = 5  # of a grid, by merged tokens
+CONVOLUTIONAL = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.GroupNorm,
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer's output holds K channels on a grid: (N,K,*grid), (N,*grid,K), or (N, prefix + cells, K) tokens."""
+
+    kind: str
+    grid: tuple[int, ...]
+    prefix: int = 0
+
+    def to_maps(self, output: Tensor) -> Tensor:
+        """(N,K,*grid): the output with its channels first and the tokens before and behind the grid left out."""
+        if self.kind == CHANNELS_FIRST:
+            return output
+        if self.kind == TOKENS:
+            output = output[:, self.prefix : self.prefix + math.prod(self.grid)].unflatten(1, self.grid)
+        return output.movedim(-1, 1)
+
+    def __str__(self) -> str:
+        grid = "x".join(map(str, self.grid))
+        return f"{self.kind} {self.prefix}+{grid}" if self.kind == TOKENS else f"{self.kind} {grid}"
+
+
+def read_layout(
+    shape: Sequence[int],
+    input_shape: Sequence[int],
+    module: nn.Module | None = None,
+    layout: str | Layout | None = None,
+    grids: Collection[Grid] = (),
+) -> Layout:
+    """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
+
+    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `grids`: those of the
+    model's convolutions, see `note_grids`: where there are any, tokens lie on one of them, or on one halved. Raises
+    LayerError.
+
+    >>> print(read_layout((2, 197, 768), (2, 3, 224, 224)))
+    tokens 1+14x14
+    >>> print(read_layout((2, 7, 10, 768), (2, 3, 224, 320)))
+    channels_last 7x10
+    """
+    size, shape = tuple(input_shape[2:]), tuple(shape)
+    if isinstance(layout, Layout):
+        return _agreeing(layout, shape)
+    if shape[0] != input_shape[0]:
+        raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
+    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, grids)))
+    if len(shape) == 3 and tokens:
+        return _token_layout(shape, size, module, [grid for grid in grids if len(grid) == len(size)])
+    if len(shape) != len(size) + 2:
+        raise LayerError(
+            f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
+        )
+    kind = layout or _kind(shape, size, module, grids)
+    if kind not in (CHANNELS_FIRST, CHANNELS_LAST):
+        raise LayerError(f"layout={layout!r}: expected {CHANNELS_FIRST!r}, {CHANNELS_LAST!r} or a Layout")
+    return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
+
+
+def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()) -> str:
+    if isinstance(module, CONVOLUTIONAL):
+        return CHANNELS_FIRST
+    grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
+    if _is_channels_last(module) and _fits(grids[CHANNELS_LAST], size, 2.0, -2):
+        return CHANNELS_LAST
+    for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
+        fitting = [kind for kind, grid in grids.items() if _fits(grid, size, cells_off, axes)]
+        if fitting == [CHANNELS_LAST] and module is not None and _is_convolutional(module):
+            break  # its shape speaks against its kind: strides that differ, or more channels than a grid has cells
+        if len(fitting) == 1:
+            return fitting[0]
+        if len(fitting) == 2 and module is not None and _is_convolutional(module):
+            return CHANNELS_FIRST
+        if len(fitting) == 2:
+            break
+    known = [kind for kind, grid in grids.items() if any(grid in level for level in _halved(seen))]
+    if len(known) == 1:
+        return known[0]
+    raise LayerError(
+        f"output {shape} for an input of {size} may be channels first or channels last; pass layout={CHANNELS_FIRST!r} "
+        f"or layout={CHANNELS_LAST!r}"
+    )
+
+
+def _fits(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
+    """Whether a grid has the input's aspect, to within so many cells of rounding, and is no finer than 4 x the input.
+
+    `axes`: the first one whose stride is held against the others'.
+    """
+    if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
+        return False
+    strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][axes:]
+    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[axes:])
+
+
+def _is_convolutional(module: nn.Module) -> bool:
+    kinds = [type(part) for part in module.modules()]
+    return (
+        any(issubclass(kind, CONVOLUTIONAL) for kind in kinds) and nn.LayerNorm not in kinds and nn.Linear not in kinds
+    )
+
+
+def _is_channels_last(module: nn.Module | None) -> bool:
+    """Whether the layer works on the last axis alone, as on channels; a LayerNorm may span the whole map instead."""
+    if type(module) is nn.LayerNorm:
+        return len(module.normalized_shape) == 1
+    return type(module) is nn.Linear
+
+
+def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout that was asked for, if an output of this shape can have it."""
+    grid = tuple(layout.grid)
+    held = {
+        CHANNELS_FIRST: shape[2:] == grid,
+        CHANNELS_LAST: shape[1:-1] == grid,
+        TOKENS: len(shape) == 3 and layout.prefix >= 0 and shape[1] >= layout.prefix + math.prod(grid),
+    }
+    if not grid or not held.get(layout.kind, False):
+        raise LayerError(f"output {shape} is not {layout}: expected one of {', '.join(held)}, its grid, and the prefix")
+    return layout
+
+
+def _token_layout(
+    shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()
+) -> Layout:
+    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *seen)):
+        raise LayerError(
+            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
+            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+        )
+    if seen:
+        own, *merged = _halved(seen)
+        found = _under(shape[1], own) or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
+    else:
+        patches = _grids(size)
+        found = _under(shape[1], patches)
+        choice = found if len(found) == 1 else [grid for grid in found if patches[grid] and math.prod(grid) >= 16]
+    if len(choice) != 1:
+        known = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in found) or "none"
+        raise LayerError(
+            f"output {shape} as tokens of an input of {size}: grids that fit: {known}; "
+            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+        )
+    return Layout(TOKENS, choice[0], shape[1] - math.prod(choice[0]))
+
+
+def _under(tokens: int, grids: Collection[Grid], most: Sequence[int] = MOST_PREFIX_TOKENS) -> list[Grid]:
+    """Grids with as many cells as there are tokens, or a few less, which are the prefix: the largest first."""
+    for prefix in most:
+        found = [grid for grid in grids if 0 <= tokens - math.prod(grid) <= prefix]
+        if found:
+            return sorted(found, key=math.prod, reverse=True)
+    return []
+
+
+def _halved(grids: Collection[Grid]) -> Iterator[set[Grid]]:
+    """The grids themselves, and again and again what merging two by two cells leaves, or, of a volume, also two of each axis."""
+    level = set(grids)
+    for _ in range(MOST_HALVINGS):
+        yield level
+        level = {
+            (*grid[:kept], *(-(-cells // 2) if up else cells // 2 for cells in grid[kept:]))
+            for grid in level
+            for kept in {0, max(0, len(grid) - 2)}
+            for up in (False, True)
+        }
+
+
+def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid]) -> bool:
+    """Whether (N,T,K) of a signal has a few more rows than one of the model's maps has cells: tokens with a prefix."""
+    cells = {grid[0] for grid in seen if len(grid) == 1}
+    return (
+        not isinstance(module, CONVOLUTIONAL)
+        and not cells & set(shape[1:])
+        and any(0 < shape[1] - count <= max(MOST_PREFIX_TOKENS) for count in cells)
+    )
+
+
+def _has_channels(module: nn.Module | None, count: int) -> bool:
+    """Whether a part of the layer shows that its last axis is so many channels."""
+    return module is not None and any(
+        (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (count,))
+        or (isinstance(part, nn.Linear) and part.out_features == count)
+        for part in module.modules()
+    )
+
+
+def _grids(size: tuple[int, ...]) -> dict[Grid, bool]:
+    """Grids of square patches over the input, and whether the patches tile it exactly."""
+    found: dict[Grid, bool] = {}
+    for patch in range(max(size), 0, -1):
+        exact = all(pixels % patch == 0 for pixels in size)
+        for grid in {tuple(pixels // patch for pixels in size), tuple(-(-pixels // patch) for pixels in size)}:
+            if math.prod(grid) > 1:
+                found[grid] = found.get(grid, False) or exact
+    return found
