@@ -197,7 +197,7 @@ MUTANTS = [
     Mutant(
         "no denominator",
         GradCAMPlusPlus,
-        "weights",
+        "quotients",
         "2 + gradient * activation.sum(SPACE, keepdim=True)",
         "torch.full_like(gradient, 2)",
         the_denominator_counts,

@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from by_hand import BY_HAND, OTHER, A, G
-from camscope.explainers import METHODS, GradCAM, GradCAMPlusPlus, HiResCAM, LayerCAM, XGradCAM
+from camscope.explainers import (
+    METHODS,
+    GradCAM,
+    GradCAMPlusPlus,
+    HiResCAM,
+    LayerCAM,
+    RefineCAM,
+    SmoothGradCAMPlusPlus,
+    XGradCAM,
+)
 from nets import CASES, Flat, Pooled
 from refusals import answers
 from tools import explainer
@@ -136,3 +145,35 @@ def test_the_mean_and_not_the_sum_of_the_gradient():
     tool = GradCAM(model, "features", layout="channels_first")
     assert tool.attribute(small, 0).sum() == pytest.approx(1.0)
     assert tool.attribute(large, 0).sum() == pytest.approx(1.0)
+
+
+POSITIVE_CHANNEL = ([3.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0])
+CANCELLING = {  # method: what cancels and what does not, the gradient, and the share: |w| Σ|A| of one channel over both
+    # sums 0.1 of 2.1 and 0.2 of 2.2; w = 0.1 / 0.1 and 3 / 4 of the other channel
+    XGradCAM: ([1.0, -1.0, 0.1, 0.0], [1.0, -1.0, 0.2, 0.0], [0.0, 0.0, 1.0, 0.0], 2.1 / (2.1 + 3)),
+    # 2 - 2 * 0.95 of 3.9, and 2 - 1 * 0.95; w = 0.95 / 0.1 and 1 / 6 of the other channel
+    GradCAMPlusPlus: ([-1.0, -1.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.95, 0.0], 19 / (19 + 4 / 6)),
+}
+
+
+@pytest.mark.parametrize("kind", CANCELLING, ids=lambda kind: kind.name)
+def test_a_map_carried_by_denominators_that_nearly_cancel_says_so(kind):
+    cancels, stands, gradient, share = CANCELLING[kind]
+    model = Flat(nn.MaxPool2d(1), 8, classes=2).double()
+    model.head.weight.data[1] = torch.tensor([*gradient, *POSITIVE_CHANNEL[1]])
+    images = [torch.tensor([*cells, *POSITIVE_CHANNEL[0]]).double().view(2, 2, 2) for cells in (stands, cancels)]
+    for tool in (kind(model, "features"), RefineCAM(model, ["features"], base=kind.name)):
+        sound, doubtful = ([note for note in one.notes if "cancel" in note] for one in tool.explain_batch(images, 1))
+        assert sound == []
+        (note,) = doubtful
+        assert note.startswith(f"{share:.0%} of the map at layer 'features' comes from denominators that cancel")
+
+
+def test_smooth_grad_cam_plus_plus_says_it_too():
+    cancels, stands, gradient, share = CANCELLING[GradCAMPlusPlus]
+    model = Flat(nn.MaxPool2d(1), 8, classes=2).double()  # linear: the gradient is the same whatever the noise
+    model.head.weight.data[1] = torch.tensor([*gradient, *POSITIVE_CHANNEL[1]])
+    tool = SmoothGradCAMPlusPlus(model, "features", samples=2)
+    for cells, noted in ((cancels, [f"{share:.0%}"]), (stands, [])):
+        found = tool.explain(torch.tensor([*cells, *POSITIVE_CHANNEL[0]]).double().view(2, 2, 2), 1)
+        assert [note.split()[0] for note in found.notes if "cancel" in note] == noted

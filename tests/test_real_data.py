@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +189,25 @@ def test_a_rotated_photograph_is_explained_upright(zoo: Any, tmp_path: Path) -> 
     one, other = explainer.explain(tmp_path / "upright.png"), explainer.explain(tmp_path / "sideways.png")
     assert np.array_equal(one.heat, other.heat)
     assert np.array_equal(one.overlay(), other.overlay())
+
+
+def cancels(notes: Sequence[str]) -> bool:
+    return any("denominators that cancel" in note for note in notes)
+
+
+def test_a_map_that_a_little_noise_turns_over_says_so_at_a_layer_norm_and_none_does_after_a_relu(zoo: Any) -> None:
+    names = ["gradcam", "gradcam++", "xgradcam", "refinecam"]
+    vit = GradCAM(zoo.deit_tiny(), zoo.TARGET_LAYER["deit_tiny"])
+    cnn = GradCAM(zoo.resnet18(), zoo.TARGET_LAYER["resnet18"])
+    draw, turned = torch.Generator().manual_seed(0), set[str]()
+    for path in photos()[11:13]:
+        x = STANDARD(opened(path))
+        assert not any(cancels(one.notes) for one in cnn.explain_methods(x, names))
+        found = vit.explain_methods(x, names)
+        noisy = vit.explain_methods(x + 1e-3 * torch.randn(x.shape, generator=draw), names, found[0].target)
+        for one, other in zip(found, noisy, strict=True):
+            if np.corrcoef(one.heat.ravel(), other.heat.ravel())[0, 1] < 0.9:
+                turned.add(one.method)
+                assert cancels(one.notes)
+        assert not cancels(found[0].notes)
+    assert turned == {"gradcam++", "xgradcam", "refinecam"}

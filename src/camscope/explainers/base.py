@@ -81,7 +81,9 @@ class Explainer(ABC):
     `preprocess`: how an image becomes the model's input (default: that of a model camscope loaded). `categories`: class
     names by index. `mode`: "eval", or "as_is" for a model that is explained in train mode. `on_nonfinite`: "raise", or
     "warn" to go on with NaN or infinity. `precision`: "bf16" runs the model in bfloat16 with the channels last in
-    memory, about twice as fast and about as exact as its three digits; default: the model's own.
+    memory, about twice as fast; Grad-CAM's maps keep their order (three models, 40 photographs: ranks correlate at
+    0.977 or more); where terms cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, nothing may be left of them.
+    Default: the model's own.
     """
 
     model: nn.Module

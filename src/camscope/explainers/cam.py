@@ -3,12 +3,15 @@
 from abc import abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 
 SPACE = -1
+CANCELLED = 0.05  # of the sizes of its terms: what is left of a denominator
+CARRIED = 0.1  # of the map, by terms with such a denominator
 
 
 class WeightedChannels(LayerExplainer):
@@ -46,3 +49,41 @@ class CAM(WeightedChannels):
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1) or (N,K,cells): see `weights`."""
         return self.weights(features.activation.flatten(2), features.gradient.flatten(2))
+
+
+class QuotientCAM(CAM):
+    """A CAM whose channels weigh Σ n / d, with a note where d's that nearly cancel carry the map. Writes `quotients`."""
+
+    @abstractmethod
+    def quotients(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N,K,cells) twice -> n, d, and the sizes of d's terms; each (N,K,1) or (N,K,cells)."""
+
+    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """(N,K,1): Σ n / d, 0 where d is."""
+        above, below, _ = self.quotients(activation, gradient)
+        return _divided(above, below).sum(SPACE, keepdim=True)
+
+    def channel_weights(self, features: Features) -> Tensor:
+        """(N,K,1): see `weights`."""
+        parts = self.quotients(features.activation.flatten(2), features.gradient.flatten(2))
+        return sum_of_quotients(features, *parts)
+
+
+def sum_of_quotients(features: Features, above: Tensor, below: Tensor, size: Tensor) -> Tensor:
+    """(N,K,1): Σ above / below, 0 where that is; a note on a sample of whose Σ|w A| much has a `below` small beside `size`."""
+    parts = _divided(above, below)
+    carried = parts.abs() * features.activation.flatten(2).abs().sum(SPACE, keepdim=True)
+    doubtful = torch.where(below.abs() < CANCELLED * size, carried, 0)
+    share = doubtful.flatten(1).sum(1) / carried.flatten(1).sum(1)
+    for sample in (share > CARRIED).nonzero()[:, 0].tolist():
+        features.note(
+            sample,
+            f"{float(share[sample]):.0%} of the map at layer {features.layer!r} comes from denominators that cancel to less "
+            f"than {CANCELLED:.0%} of their terms: a slight change of the input, or of the precision, may turn it over; "
+            f"choose a layer after a ReLU, or gradcam",
+        )
+    return parts.sum(SPACE, keepdim=True)
+
+
+def _divided(above: Tensor, below: Tensor) -> Tensor:
+    return torch.where(below != 0, above / below, 0)

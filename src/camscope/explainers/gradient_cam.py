@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.base import register
-from camscope.explainers.cam import CAM, SPACE
+from camscope.explainers.cam import CAM, SPACE, QuotientCAM
 
 
 @register
@@ -31,38 +31,40 @@ class HiResCAM(CAM):
 
 
 @register
-class GradCAMPlusPlus(CAM):
+class GradCAMPlusPlus(QuotientCAM):
     """Each channel weighs Σ α relu(g), α = g² / (2 g² + g³ ΣA) (Chattopadhay et al. 2018, eq. 19).
 
     Up to the factor exp(score) > 0 of the paper's exponential score, which no scaled map can see and large scores
-    overflow. α is written 1 / (2 + g ΣA): the same where g is not zero, and exact for gradients of any size.
+    overflow. α is written 1 / (2 + g ΣA): the same where g is not zero, and exact for gradients of any size. Made for
+    layers after a ReLU: where ΣA may be negative, as at a transformer's LayerNorm, α has a pole, the few cells beside it
+    may carry the map, and a slight change of the input may turn it over. A note says so.
     """
 
     name, paper = "gradcam++", "arXiv:1710.11063"
 
-    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """(N,K,1)"""
-        denominator = 2 + gradient * activation.sum(SPACE, keepdim=True)
-        alpha = torch.where(denominator != 0, 1 / denominator, 0)
-        return (alpha * gradient.relu()).sum(SPACE, keepdim=True)
+    def quotients(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N,K,cells) each: relu(g) / (2 + g ΣA)"""
+        below = 2 + gradient * activation.sum(SPACE, keepdim=True)
+        return gradient.relu(), below, 2 + gradient.abs() * activation.abs().sum(SPACE, keepdim=True)
 
 
 @register
-class XGradCAM(CAM):
+class XGradCAM(QuotientCAM):
     """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020), 0 where Σ A is.
 
-    Made for layers after a ReLU: where a channel has both signs its sum may be small beside its cells, and the weight
-    large. A sum that is rounding, as all are behind an instance norm, is 0: one whose terms have cancelled to two thirds
-    of their digits.
+    Made for layers after a ReLU: where a channel has both signs its sum may be small beside its cells, the weight large,
+    and the map that of the few channels whose sums nearly cancel; a slight change of the input may turn it over. A note
+    says so. A sum that is rounding, as all are behind an instance norm, is 0: one whose terms have cancelled to two
+    thirds of their digits.
     """
 
     name, paper = "xgradcam", "arXiv:2008.02312"
 
-    def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """(N,K,1)"""
-        total = activation.sum(SPACE, keepdim=True)
-        rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * activation.abs().sum(SPACE, keepdim=True)
-        return torch.where(total.abs() > rounding, (gradient * activation).sum(SPACE, keepdim=True) / total, 0)
+    def quotients(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N,K,1) each: Σ g A / Σ A"""
+        total, size = activation.sum(SPACE, keepdim=True), activation.abs().sum(SPACE, keepdim=True)
+        rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
+        return (gradient * activation).sum(SPACE, keepdim=True), torch.where(total.abs() > rounding, total, 0), size
 
 
 @register

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.errors import InputError, TargetError
 from camscope.explainers.base import register
-from camscope.explainers.cam import CAM, SPACE, WeightedChannels
+from camscope.explainers.cam import CAM, SPACE, WeightedChannels, sum_of_quotients
 from camscope.explainers.features import Features
 from camscope.explainers.scope import expect_count, expect_one_of, full_precision
 from camscope.targets import Score, class_scores
@@ -22,7 +22,7 @@ class SmoothGradCAMPlusPlus(WeightedChannels):
     is reported to have <g> on top of α, which makes α depend on the score's unit; <g²> is what Grad-CAM++ has there.
     `samples`: noisy inputs; `sigma`: their noise's standard deviation, as a part of each input's own range of values, as
     in SmoothGrad, since an absolute one means something else after every normalisation; `seed`: of the noise, which is
-    the same for every input of a batch.
+    the same for every input of a batch. Where denominators nearly cancel a note says so, as Grad-CAM++'s does.
     """
 
     name, paper = "smoothgradcam++", "arXiv:1908.01224"
@@ -48,9 +48,10 @@ class SmoothGradCAMPlusPlus(WeightedChannels):
         for noisy in self._noisy(features.x):
             gradient = features.again(noisy).gradient.flatten(2) / unit
             first, second, third = first + gradient, second + gradient**2, third + gradient**3
-        denominator = 2 * second + third * unit * features.activation.flatten(2).sum(SPACE, keepdim=True)
-        alpha = torch.where(denominator != 0, second / denominator, 0)
-        return (alpha * first.relu()).sum(SPACE, keepdim=True) * unit / self.samples
+        activation, third = features.activation.flatten(2), third * unit
+        below = 2 * second + third * activation.sum(SPACE, keepdim=True)
+        size = 2 * second + third.abs() * activation.abs().sum(SPACE, keepdim=True)
+        return sum_of_quotients(features, second * first.relu(), below, size) * unit / self.samples
 
     def _noisy(self, x: Tensor) -> Iterator[Tensor]:
         """Inputs (N,C,*S), one at a time: the same noise on each sample, in its own range's unit."""

@@ -35,7 +35,7 @@ class RefineCAM(Explainer):
     `layers`: names (in one text, with commas between); None: the last layer of each resolution, of the four coarsest, as
     the authors choose them; it is found by at most three passes more, once. A model of one resolution, as most vision
     transformers, has one such layer, and that is what is shown: name several blocks to multiply them. `base`: the
-    method whose maps are multiplied.
+    method whose maps are multiplied; Grad-CAM++ is fragile at layers with both signs, see there: then `base="gradcam"`.
     """
 
     name, paper = "refinecam", "arXiv:2605.14641"
