@@ -78,6 +78,15 @@ class Unsuited(CAM):
         raise LayerError("no linear head")
 
 
+class Ready(Centre):
+    """A method of its own company that fails."""
+
+    name = "ready"
+
+    def heat(self, x, score):
+        raise LayerError("no way")
+
+
 # What it costs
 
 
@@ -451,6 +460,58 @@ def test_a_method_without_an_answer_is_an_error_or_left_out(net):
         compare(net, scan, ["gradcam", "layercam"], targets=[9], leave_out=True)
     tools, answers = explain_suited([GradCAM(net), LayerCAM(net)], scan, [None])
     assert [[len(tools)], [row[0].method for row in answers]] == [[2], ["gradcam", "layercam"]]
+
+
+class Unasked(CAM):
+    """A method that has no answer to any question: the shared pass fails with it."""
+
+    name, paper = "unasked", "arXiv:0000.00000"
+
+    def values(self, score, output, samples):
+        raise TargetError("another question")
+
+    def weights(self, activation, gradient):
+        return gradient
+
+
+def passes_of(methods, **keywords):
+    """The passes of a comparison with the unsuited left out, and the comparison."""
+    model, x = CASES["pooled"].make()
+    counting = Counting(model)
+    found = compare(counting, x[0], methods, layers=["model.features"], leave_out=True, **keywords)
+    return (counting.forwards, counting.backwards, counting.rows), found
+
+
+@quiet
+def test_one_without_an_answer_costs_the_others_nothing_and_takes_no_reason_from_them():
+    names = ["gradcam", "sscam", "hirescam", "xgradcam"]
+    price, found = passes_of(names, targets=[0, 1])
+    for unsuited in (Unsuited, Ready):
+        price_too, found_too = passes_of([names[0], unsuited, *names[1:]], targets=[0, 1])
+        assert price_too == price
+        assert found_too.sentences == found.sentences
+        assert EVEN in found_too.coincidences[0].because
+        for one, other in zip(found.explanations, found_too.explanations, strict=True):
+            np.testing.assert_array_equal(one.heat, other.heat)
+
+
+@quiet
+def test_one_that_fails_the_shared_pass_costs_only_some_of_those_again():
+    names = ["gradcam", "sscam", "hirescam", "xgradcam"]
+    (_, _, rows), found = passes_of(names, targets=[0, 1])
+    (_, _, more), found_too = passes_of([*names, Unasked], targets=[0, 1])
+    assert more - rows < 10 < rows  # what SS-CAM asks is asked once
+    assert found_too.sentences == found.sentences
+    assert [one.method for one in found_too.explanations] == [one.method for one in found.explanations]
+
+
+def test_what_is_left_out_is_named_with_its_layer(net):
+    scan = draw(7, "nodule").image
+    with pytest.warns(CamscopeWarning) as caught:
+        found = compare(net, scan, ["gradcam", "cam"], layers=["layer3", "layer4"], leave_out=True)
+    (said,) = [str(one.message) for one in caught if "left out" in str(one.message)]
+    assert said.startswith("cam at layer3 is left out: ")
+    assert [one.layer for one in found.explanations if one.method == "cam"] == ["layer4"]
 
 
 def test_what_is_no_list_is_refused(net):

@@ -14,13 +14,13 @@ import numpy as np
 from torch import nn
 
 from camscope import render
-from camscope.errors import CamscopeError, InputError, OutputError, TargetError
+from camscope.errors import InputError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
 from camscope.explainers.arrangement import Entry, arranged, common, takes_layers
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
-from camscope.explainers.suited import explain_apart
+from camscope.explainers.suited import explain_suited
 from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
 from camscope.files import write_bytes
 from camscope.targets import Question
@@ -185,13 +185,11 @@ def compare_each(
 ) -> Comparison:
     """Comparison of explainers of one model; see `compare`."""
     riders, clock = witnesses(tools), _Clock(watch)
-    try:
+    if leave_out:
+        every, found = explain_suited(tools, image, targets, riders=riders, watch=clock)
+        tools, riders = [t for t in every if not isinstance(t, Witness)], [t for t in every if isinstance(t, Witness)]
+    else:
         found = explain_each([*tools, *riders], image, targets, watch=clock)
-    except CamscopeError:
-        if not leave_out or len(tools) < 2:
-            raise
-        riders = []
-        tools, found = explain_apart(tools, image, targets, watch=clock)
     own, seen = found[: len(tools)], found[len(tools) :]
     places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
     explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
@@ -199,7 +197,8 @@ def compare_each(
     for q in range(len(targets)):
         asked = [n for n, entry in enumerate(places.entries) if entry.question == q]
         made = [tools[places.methods[n]] for n in asked]
-        facts = {row[q].layer: rider.facts[q] for rider, row in zip(riders, seen, strict=True)}
+        # of a pass that was run again the last facts count
+        facts = {row[q].layer: rider.facts[q - len(targets)] for rider, row in zip(riders, seen, strict=True)}
         groups += coincidences([explanations[n] for n in asked], made, facts)
     return Comparison(
         tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
@@ -216,7 +215,7 @@ class _Clock:
     def __call__(self, tools: Sequence[Explainer]) -> None:
         self._note()
         self._working = [tool for tool in tools if not isinstance(tool, Witness)]
-        if self._watch is not None:
+        if self._watch is not None and self._working:
             self._watch(self._working)
 
     def of(self, tool: Explainer) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from camscope.cards import card_of
 from camscope.explainers.base import Explainer, Later
+from camscope.explainers.excused import attempted
 from camscope.explainers.features import Features
 from camscope.explainers.grids import first_part
 from camscope.explainers.maps import Maps
@@ -92,7 +93,7 @@ class LayerExplainer(Explainer):
         with Pass(own, layers, x, scores) as shared:
             for i in range(len(scores)):
                 for t, features in shared.features(i):
-                    later = partial(own[t]._maps, features)
+                    later = partial(attempted, own[t], partial(own[t]._maps, features), x)
                     made[t].append(later if own[t].runs_model else later())
         return made
 

@@ -1,42 +1,64 @@
 """Asking many methods of a model that has no answer to some of them."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-from camscope.errors import CamscopeError, CamscopeWarning
+from camscope.errors import CamscopeError, CamscopeWarning, ImageError, PreprocessError
+from camscope.explainers.arrangement import method_names
 from camscope.explainers.base import Explainer, Watch, explain_each
+from camscope.explainers.excused import excusing
 from camscope.explanation import Explanation
 from camscope.targets import Question
 
+Outcome = list[Explanation] | CamscopeError
+
 
 def explain_suited(
-    tools: Sequence[Explainer], image: Any, targets: Sequence[Question], *, watch: Watch | None = None
+    tools: Sequence[Explainer],
+    image: Any,
+    targets: Sequence[Question],
+    *,
+    riders: Sequence[Explainer] = (),
+    watch: Watch | None = None,
 ) -> tuple[list[Explainer], list[list[Explanation]]]:
     """The methods that have an answer, and [method][target] of them; a warning says which are left out, and why.
 
-    As `explain_each`, from shared passes, where all of them answer; else each is asked by itself. Where none answers, the
-    first error is raised.
+    As `explain_each`, from shared passes: one that fails costs the others nothing where it is its own map that it cannot
+    make, and else some of its company's shared passes again. Where none answers, the first error is raised. `riders` go
+    along, and come last where they have an answer; nobody hears of one that has none.
     """
+    every = [*tools, *riders]
+    companies: dict[Hashable, list[Explainer]] = {}
+    for tool in every:
+        companies.setdefault((tool.mode, tool.company), []).append(tool)
+    found: dict[int, Outcome] = {}
+    for company in companies.values():
+        found |= _asked(company, image, targets, watch)
+    first = found[id(tools[0])]
+    if isinstance(first, CamscopeError) and all(isinstance(found[id(tool)], CamscopeError) for tool in tools):
+        raise first
+    for name, tool in zip(method_names(tools), tools, strict=True):
+        if isinstance(why := found[id(tool)], CamscopeError):
+            layer = getattr(tool, "layer", None)
+            where = f"{name} at {layer}" if layer else name
+            warnings.warn(f"{where} is left out: {why}", CamscopeWarning, stacklevel=3)
+    rows = [(tool, row) for tool in every if isinstance(row := found[id(tool)], list)]
+    return [tool for tool, _ in rows], [row for _, row in rows]
+
+
+def _asked(
+    company: Sequence[Explainer], image: Any, targets: Sequence[Question], watch: Watch | None
+) -> dict[int, Outcome]:
+    """Each method's answers or error, by its id. Where no method is to blame by itself, each half is asked apart."""
     try:
-        return list(tools), explain_each(tools, image, targets, watch=watch)
-    except CamscopeError:
-        return explain_apart(tools, image, targets, watch=watch)
-
-
-def explain_apart(
-    tools: Sequence[Explainer], image: Any, targets: Sequence[Question], *, watch: Watch | None = None
-) -> tuple[list[Explainer], list[list[Explanation]]]:
-    """Each method asked by itself: those that have an answer, and [method][target]; see `explain_suited`."""
-    answered, found, errors = [], [], []
-    for tool in tools:
-        try:
-            found += explain_each([tool], image, targets, watch=watch)
-            answered.append(tool)
-        except CamscopeError as error:
-            errors.append((tool, error))
-    if not answered:
-        raise errors[0][1]
-    for tool, why in errors:
-        warnings.warn(f"{tool.name} is left out: {why}", CamscopeWarning, stacklevel=4)
-    return answered, found
+        with excusing(company) as errors:
+            rows = explain_each(company, image, targets, watch=watch)
+    except (ImageError, PreprocessError):  # not a method's
+        raise
+    except CamscopeError as error:
+        if len(company) == 1:
+            return {id(company[0]): error}
+        middle = len(company) // 2
+        return _asked(company[:middle], image, targets, watch) | _asked(company[middle:], image, targets, watch)
+    return {id(tool): errors[id(tool)] or row for tool, row in zip(company, rows, strict=True)}
