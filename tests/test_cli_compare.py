@@ -140,6 +140,25 @@ def test_a_method_of_several_layers_takes_them_at_once(here):
     assert Explanation.load("both.npz").layer == "layer2 + layer4"
 
 
+def test_a_layer_is_of_those_methods_that_have_one_to_choose(here, only_methods):
+    only_methods({name: METHODS[name] for name in ("gradcam", "fullgrad")})
+    for methods in ("gradcam,fullgrad", "all"):
+        result = run("explain", "nodule.png", "--layer", "layer3", "--overwrite", "--method", methods)
+        assert "layer3" in row(result, "gradcam")
+        assert "layer3" not in row(result, "fullgrad")
+
+
+def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded(here, monkeypatch):
+    (error,) = errors(run("explain", "nodule.png", "--layer", "nope", "--method", "gradcam,fullgrad", code=2))
+    assert "no layer 'nope'" in error
+    monkeypatch.setattr(base, "loaded", lambda *_: pytest.fail("the model is loaded"))
+    for command in ("explain", "compare"):
+        (error,) = errors(run(command, "nodule.png", "--layer", "layer4", "--method", "fullgrad,centre", code=2))
+        assert "fullgrad and centre have no layer to choose" in error
+    (error,) = errors(run("explain", "nodule.png", "--layer", "layer3,layer4", "--method", "refinecam,gradcam", code=2))
+    assert "gradcam looks at one layer, and 2 are named; camscope compare draws several" in error
+
+
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
     class Unsuited(CAM):
         name, paper = "unsuited", "arXiv:0000.00000"
@@ -169,6 +188,8 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
         (["nodule.png", "--methods", "gradcma"], 2, "nearest names: gradcam"),
         (["nodule.png", "--layers", "layer9"], 2, "no layer 'layer9'"),
         (["nodule.png", "--layers", ","], 2, "no layer is named"),
+        (["nodule.png", "--methods", ""], 2, "no method is named"),
+        (["nodule.png", "--methods", "centre", "--layers", "layer4"], 2, "centre has no layer to choose"),
         (["nodule.png", "--classes", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--methods", "all", "--classes", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--colormap", "pink"], 2, "choose from inferno"),

@@ -519,6 +519,10 @@ def test_what_is_no_list_is_refused(net):
     for wrong in ({"methods": "gradcam"}, {"layers": "layer4"}):
         with pytest.raises(InputError, match="are lists"):
             compare(net, scan, **wrong)
+    with pytest.raises(LayerError, match="layers is empty: name one at least"):
+        compare(net, scan, layers=[])
+    with pytest.raises(LayerError, match="no layer 'nope'"):
+        compare(net, scan, ["centre"], layers=["nope"])
     with pytest.raises(TargetError, match="is a list of questions"):
         compare(net, scan, targets="nodule")
     with pytest.raises(InputError, match="nearest names: gradcam"):

@@ -1,7 +1,6 @@
 """What is asked, of which methods, and how it is to be drawn: words of the command line as what the library takes."""
 
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -75,33 +74,44 @@ def _class(word: str | None) -> int | str | None:
         return word
 
 
-def has_layer(kind: "type[Explainer]") -> bool:
-    """Whether the method has a layer to choose."""
-    return "layer" in signature(kind).parameters
+def expect_a_layer(kinds: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
+    """typer.BadParameter where layers are named, and none, or no method that has one to choose."""
+    from camscope.explainers.arrangement import has_layer
+
+    if layers is None:
+        return
+    if not layers:
+        raise typer.BadParameter("no layer is named", param_hint="'--layers'")
+    if not any(map(has_layer, kinds.values())):
+        who = f"{' and '.join(kinds)} {'has' if len(kinds) == 1 else 'have'}"
+        raise typer.BadParameter(f"{who} no layer to choose", param_hint="'--layer'")
 
 
-def layers_for(kind: "type[Explainer]", layers: "Sequence[str | None]") -> "Sequence[str | None]":
-    """What to make a method with, one after the other: each layer; all as one text; nothing where it has no layer."""
-    from camscope.explainers.arrangement import takes_layers
+def expect_one_map_a_method(kinds: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
+    """typer.BadParameter where several layers are named, and a method makes a map of each."""
+    from camscope.explainers.arrangement import has_layer, takes_layers
 
-    if takes_layers(kind):
-        return [",".join(filter(None, layers)) or None]
-    return layers if has_layer(kind) else [None]
+    each = [name for name, kind in kinds.items() if has_layer(kind) and not takes_layers(kind)]
+    if layers is not None and len(layers) > 1 and each:
+        raise typer.BadParameter(
+            f"{each[0]} looks at one layer, and {len(layers)} are named; camscope compare draws several",
+            param_hint="'--layer'",
+        )
 
 
-def explainer(
-    kind: "type[Explainer]", net: "nn.Module", layer: str | None, preprocess: str | None, keywords: dict[str, Any]
-) -> "Explainer":
-    """A method for a model; typer.BadParameter for the layer of a method that has none.
+def explainers(
+    kinds: "dict[str, type[Explainer]]",
+    net: "nn.Module",
+    layers: "Sequence[str] | None",
+    preprocess: str | None,
+    keywords: dict[str, dict[str, Any]],
+) -> "list[Explainer]":
+    """Every method at every layer; once where it has none to choose, or takes them all."""
+    from camscope.explainers.arrangement import at_layers
 
-    `layer`: several, with commas between, for a method that takes `layers`.
-    """
-    from camscope.explainers.arrangement import takes_layers
-
-    if layer is not None and takes_layers(kind):
-        keywords = {"layers": layer, **keywords}
-    elif layer is not None:
-        if not has_layer(kind):
-            raise typer.BadParameter(f"{kind.name} has no layer to choose", param_hint="'--layer'")
-        keywords = {"layer": layer, **keywords}
-    return kind(net, preprocess=preprocess, **keywords)
+    named = None if layers is None else list(dict.fromkeys(layers))
+    return [
+        tool
+        for name, kind in kinds.items()
+        for tool in at_layers(kind, net, named, {"preprocess": preprocess, **keywords[name]})
+    ]

@@ -13,14 +13,12 @@ from camscope.cli.settings import settings
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from torch import nn
 
     from camscope.explainers import Comparison, Explainer
     from camscope.explainers.base import Watch
 
 EXAMPLE = "camscope compare camscope-demo/images/1-nodule.png --classes 1,2"
 LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
-USUAL = "gradcam,gradcam++,xgradcam,hirescam,layercam"
 
 
 def run(
@@ -32,9 +30,11 @@ def run(
         typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Layers; to see them: camscope layers MODEL."),
     ] = None,
     methods: Annotated[
-        str,
-        typer.Option("--methods", "--method", metavar="A,B", help="Methods, or all; to see them: camscope methods."),
-    ] = USUAL,
+        str | None,
+        typer.Option(
+            "--methods", "--method", metavar="A,B", help="Methods, or all; default: five by the gradient of one pass."
+        ),
+    ] = None,
     classes: Annotated[
         str | None,
         typer.Option("--classes", "--target", "-t", metavar="A,B", help="Indices or names; default: the top class."),
@@ -52,15 +52,19 @@ def run(
     set_: base.SetOption = None,
 ) -> None:
     """Compare methods on an image: one figure, the numbers, and which of them are one and the same here."""
+    from camscope.explainers.comparison import USUAL
     from camscope.files import write_bytes
     from camscope.render import encode
 
-    questions, kinds, path = asking.questions(None, classes), base.methods_of(methods), Path(image)
+    questions, path = asking.questions(None, classes), Path(image)
+    kinds = base.methods_of(",".join(USUAL) if methods is None else methods)
+    named = None if layers is None else base.split(layers)
+    asking.expect_a_layer(kinds, named)
     keywords, look = settings(set_ or [], kinds), asking.look(colormap, alpha)
     check_there(path)
     file = picture_file(output, "camscope-compare", path, "", overwrite)
     net = base.loaded(model, weights, device)
-    tools = _tools(kinds, net, [None] if layers is None else base.split(layers), preprocess, keywords)
+    tools = asking.explainers(kinds, net, named, preprocess, keywords)
     with base.remarks() as remarks:
         found = _compared(tools, path, questions, leave_out=methods == "all")
     figure = found.figure(
@@ -68,24 +72,6 @@ def run(
     )
     write_bytes(file, encode(figure, file.suffix), overwrite=overwrite)
     _tell(found, path, file, remarks)
-
-
-def _tools(
-    kinds: "dict[str, type[Explainer]]",
-    net: "nn.Module",
-    layers: Sequence[str | None],
-    preprocess: str | None,
-    keywords: dict[str, dict[str, Any]],
-) -> "list[Explainer]":
-    """Every method at every layer; once where it has none to choose, or takes them all."""
-    if not layers:
-        raise typer.BadParameter("no layer is named", param_hint="'--layers'")
-    named = list(dict.fromkeys(layers))
-    return [
-        asking.explainer(kind, net, layer, preprocess, keywords[name])
-        for name, kind in kinds.items()
-        for layer in asking.layers_for(kind, named)
-    ]
 
 
 def _compared(

@@ -64,6 +64,9 @@ def run(
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
     questions, methods = asking.questions(target, classes), base.methods_of(method)
+    layers = None if layer is None else base.split(layer)
+    asking.expect_a_layer(methods, layers)
+    asking.expect_one_map_a_method(methods, layers)
     keywords, look = settings(set_ or [], methods), asking.look(colormap, alpha, contour, boxes)
     destination, paths = Destination.of(output, formats, overwrite), images_of(images)
     _check_one_file(destination, len(paths), len(methods) * len(questions))
@@ -71,7 +74,7 @@ def run(
     present = _present(paths, outcome)
     if present:
         net = base.loaded(model, weights, device)
-        tools = [asking.explainer(kind, net, layer, preprocess, keywords[name]) for name, kind in methods.items()]
+        tools = asking.explainers(methods, net, layers, preprocess, keywords)
         answers = Answers(
             tools, questions, destination, look, limit_top, shared_scale=shared_scale, leave_out=method == "all"
         )

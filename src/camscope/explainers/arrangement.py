@@ -1,14 +1,18 @@
 """Which place an explanation has among others: a row for each class (and layer), a column for each method."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from typing import Any
+
+from torch import nn
 
 from camscope.errors import InputError
 from camscope.explainers.base import Explainer
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.explanation import Explanation
+from camscope.hooks.base import find_layer, unwrap
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,24 @@ def of_several_layers(tool: Explainer) -> bool:
 def takes_layers(kind: type[Explainer]) -> bool:
     """Whether a method takes `layers`, all of them for one map, where others take one `layer`."""
     return "layers" in signature(kind).parameters
+
+
+def at_layers(
+    kind: type[Explainer], model: nn.Module, layers: Sequence[str | nn.Module] | None, settings: Mapping[str, Any]
+) -> list[Explainer]:
+    """A method at each layer; once where it has no layer to choose, takes them all, or none is named."""
+    for layer in layers or ():
+        find_layer(unwrap(model), layer)  # a mistyped one is an error, whether the method reads it or not
+    if layers is None or not has_layer(kind):
+        return [kind(model, **settings)]
+    if takes_layers(kind):
+        return [kind(model, **{"layers": list(layers), **settings})]
+    return [kind(model, **{"layer": layer, **settings}) for layer in layers]
+
+
+def has_layer(kind: type[Explainer]) -> bool:
+    """Whether a method has a layer to choose, or several."""
+    return takes_layers(kind) or "layer" in signature(kind).parameters
 
 
 def common(explanations: Sequence[Explanation]) -> Explanation:

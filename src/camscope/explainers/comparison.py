@@ -14,9 +14,9 @@ import numpy as np
 from torch import nn
 
 from camscope import render
-from camscope.errors import InputError, OutputError, TargetError
+from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
-from camscope.explainers.arrangement import Entry, arranged, common, takes_layers
+from camscope.explainers.arrangement import Entry, arranged, at_layers, common
 from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
@@ -170,8 +170,17 @@ def compare(
         )
     if isinstance(targets, str | int) or callable(targets):
         raise TargetError(f"targets is a list of questions; for one, compare(..., targets=[{targets!r}])")
+    if layers is not None and not layers:
+        raise LayerError("layers is empty: name one at least, as layers=['layer4'], or leave it out")
     settings = {"preprocess": preprocess, "categories": categories, "precision": precision}
-    tools = [tool for method in methods for tool in _tools(model, method, layers, settings)]
+    tools: list[Explainer] = []
+    for method in methods:
+        if isinstance(method, Explainer):
+            tools.append(method)
+        else:
+            kind = kind_of(method)
+            given = {name: value for name, value in settings.items() if name in signature(kind).parameters}
+            tools += at_layers(kind, model, layers, given)
     return compare_each(tools, image, targets, leave_out=leave_out, watch=watch)
 
 
@@ -228,22 +237,6 @@ class _Clock:
         for tool in self._working:
             self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
         self._working, self._since = [], now
-
-
-def _tools(
-    model: nn.Module, method: Method, layers: Sequence[str | nn.Module] | None, settings: dict[str, Any]
-) -> list[Explainer]:
-    """A method at each layer; once where it has no layer to choose, takes them all, or comes ready made."""
-    if isinstance(method, Explainer):
-        return [method]
-    kind = kind_of(method)
-    known = signature(kind).parameters
-    given = {name: value for name, value in settings.items() if name in known}
-    if layers is not None and takes_layers(kind):
-        return [kind(model, **{"layers": list(layers), **given})]
-    if layers is None or "layer" not in known:
-        return [kind(model, **given)]
-    return [kind(model, **{"layer": layer, **given}) for layer in layers]
 
 
 def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
