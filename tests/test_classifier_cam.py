@@ -182,6 +182,24 @@ def test_the_head_by_name_and_by_module_and_the_wrong_one():
         ZhouCAM(flat, "features", head="head").attribute(torch.randn(1, 2, 2, 2))
 
 
+def test_a_layer_that_is_the_score_map_already_is_told_from_the_one_before_its_head():
+    """As in SqueezeNet: a 1x1 convolution makes the class scores of each cell, and their mean is the output."""
+    head = nn.Conv2d(6, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), *head).double().eval()
+    with pytest.raises(ModelError, match="to 3 classes; name the layer before the head, or use gradcam"):
+        ZhouCAM(model).attribute(inputs(), 0)
+    assert ZhouCAM(model, "1", layout="channels_first").attribute(inputs(), 0).shape == (3, 6, 5)
+    with pytest.raises(ModelError, match="to 3 classes; use gradcam"):
+        ZhouCAM(Flat(nn.MaxPool2d(1), 8), "features").attribute(torch.randn(1, 2, 2, 2))
+
+
+def test_dropout_that_is_on_is_named():
+    model = built(Reduced("mean"), nn.Dropout(0.5), linear()).train()
+    with pytest.raises(ModelError, match=r"while dropout is on, at 'tail\.1': leave mode at 'eval'"):
+        ZhouCAM(model, "features", mode="as_is").attribute(inputs(), 0)
+    ZhouCAM(model, "features").attribute(inputs(), 0)
+
+
 class Counting(nn.Module):
     def __init__(self, model):
         super().__init__()

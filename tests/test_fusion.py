@@ -303,6 +303,9 @@ def test_refine_cam_refuses_what_it_cannot_use():
     model, _ = CASES["pooled"].make()
     with pytest.raises(InputError, match="layers is empty"):
         RefineCAM(model, [])
+    for given in ("features,", "", ["features", " "]):
+        with pytest.raises(InputError, match="has an empty name: expected names with commas between"):
+            RefineCAM(model, given)
     with pytest.raises(LayerError, match="featurs"):
         RefineCAM(model, ["features", "featurs"])
     with pytest.raises(InputError, match="base='nonesuch' is no method"):

@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
 from camscope.errors import LayerError, ModelError, TargetError
 from camscope.explainers.base import register
@@ -54,12 +55,18 @@ class ZhouCAM(WeightedChannels):
         if not heads:
             what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
             channels = f"the {features.activation.shape[1]} channels of layer {features.layer!r}"
+            before = "name the layer before the head, or " if features.activation.shape[1] == logits.shape[1] else ""
             raise ModelError(
-                f"cam needs a linear head, and {what} {channels} to {logits.shape[1]} classes; use gradcam, its "
+                f"cam needs a linear head, and {what} {channels} to {logits.shape[1]} classes; {before}use gradcam, its "
                 f"generalisation"
             )
         rows = _whole(features, logits, heads)
         rows = _but_for_a_constant(features, pairs, heads) if rows is None else rows
+        if rows is None and (dropped := _dropping(features.score.model)):
+            raise ModelError(
+                f"the class scores are not {' or '.join(map(repr, heads))} of layer {features.layer!r} while dropout is on, "
+                f"at {dropped!r}: leave mode at 'eval', or use gradcam, the generalisation of cam"
+            )
         if rows is None:
             raise ModelError(
                 f"the class scores are not {' or '.join(map(repr, heads))} of the mean or sum of layer "
@@ -78,6 +85,11 @@ class ZhouCAM(WeightedChannels):
                 if weight.shape == (classes, like.shape[1]):
                     found[name] = weight, weight.new_zeros(classes) if bias is None else bias.detach().to(like)
         return found
+
+
+def _dropping(model: nn.Module) -> str | None:
+    """The first dropout that is on, by name."""
+    return next((n for n, one in model.named_modules() if isinstance(one, _DropoutNd) and one.training and one.p), None)
 
 
 def _is_linear(module: nn.Module) -> bool:

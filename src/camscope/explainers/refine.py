@@ -55,6 +55,8 @@ class RefineCAM(Explainer):
         given = self.layers.split(",") if isinstance(self.layers, str) else self.layers
         if given is not None and not given:
             raise InputError("layers is empty: name one at least, or leave it out")
+        if given is not None and "" in map(_stripped, given):
+            raise InputError(f"layers={self.layers!r} has an empty name: expected names with commas between, as 'a,b'")
         model = unwrap(self.model)
         self.layers = None if given is None else [find_layer(model, _stripped(name))[0] for name in given]
         self._found: dict[tuple[object, ...], list[str]] = {}
