@@ -54,7 +54,10 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help=f"fresh processes for each peak and each import ({REPEATS})")
     parser.add_argument("--batch", type=int, default=cases.BATCH, help=f"images at once ({cases.BATCH})")
     parser.add_argument("--photographs", type=int, help="of the tables parity (10) and bf16 (40), where they are here")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument(
+        "--device", default=here, help=f"cpu, cuda or cuda:1; here {here}, as cuda wherever there is one"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     parser.add_argument(
         "--write", action="store_true", help="put the tables into benchmarks/README.md, and the JSON beside"

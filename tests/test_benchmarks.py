@@ -177,6 +177,13 @@ def test_an_import_that_fails_is_a_line_and_not_the_end():
     assert report.Figure("import", "imports", "x", 0.1, goal=0.1).verdict == "ok"
 
 
+@pytest.mark.parametrize(("there", "device"), [(True, "cuda"), (False, "cpu")])
+def test_what_is_measured_is_the_card_where_there_is_one(monkeypatch, there, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert command.read_options([]).device == device
+    assert command.read_options(["--device", "cpu"]).device == "cpu"
+
+
 def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- cpu -->\nstale\n<!-- /cpu -->\nafter\n", encoding="utf-8")
@@ -189,6 +196,7 @@ def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
         monkeypatch.setitem(sys.modules, package, None)
     kept = tmp_path / "figures.json"
     asked = ["--quick", "--only", "gradcam", "methods", "classes", "--rounds", "2", "--json", str(kept), "--write"]
+    asked += ["--device", "cpu"]
     assert command.main(asked) == 0
     printed = capsys.readouterr().out
     assert printed.count("n/a: not installed") == 3
