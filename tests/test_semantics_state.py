@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from camscope.errors import CamscopeWarning, InputError
+from camscope.errors import CamscopeWarning, InputError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
@@ -359,6 +359,29 @@ def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, call
         gc.enable()
     assert after <= before
     assert grown < calls, "something is kept, call by call"
+
+
+def test_five_hundred_calls_three_hundred_explainers_and_two_hundred_failures_grow_nothing():
+    model, x = plain(samples=1)
+    steady = GradCAM(model, "middle")
+
+    def failing():
+        with pytest.raises(TargetError):
+            GradCAM(model, "middle").attribute(x, 99)
+
+    for times, act in (
+        (500, lambda: steady.attribute(x, 1)),
+        (300, lambda: LayerCAM(model, "middle").attribute(x, 1)),
+        (200, failing),
+    ):
+        act()
+        gc.collect()
+        before, objects = live_tensors(), len(gc.get_objects())
+        for _ in range(times):
+            act()
+        gc.collect()
+        assert live_tensors() <= before
+        assert len(gc.get_objects()) - objects < 50, "something is kept"
 
 
 def test_nothing_of_a_call_outlives_its_result():
