@@ -107,8 +107,11 @@ def test_each_cell_lies_over_its_pixels(built):
 
 def test_every_method_has_a_map_or_a_sentence(built):
     name, row, model, x = built
-    SAID[name] = row, answers(row, model.float(), x[0].float())
+    refused = answers(row, model.float(), x[0].float())  # which fails for a map that is none
     model.double()
+    assert "gradcam" not in refused
+    assert all(refused.values()), "each without a map says why"
+    SAID[name] = row, refused
 
 
 def test_the_page_says_what_is_measured(request):
