@@ -21,7 +21,7 @@ from camscope.explainers import (
     ScoreCAM,
     SmoothGradCAMPlusPlus,
 )
-from camscope.explainers.base import explain_each
+from camscope.explainers.together import explain_each
 from camscope.hooks import replay
 from camscope.hooks.branch import branched
 from camscope.hooks.replay import Replay

@@ -9,8 +9,8 @@ from torch import nn
 
 from camscope.errors import InputError, LayerError, TargetError
 from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM, LayerExplainer, ScoreCAM
-from camscope.explainers.base import explain_each
 from camscope.explainers.chunks import copies_within_memory, in_chunks
+from camscope.explainers.together import explain_each
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, Tokens, conv, plain
 from refusals import first_answered

@@ -23,8 +23,8 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
-from camscope.explainers.base import explain_each
 from camscope.explainers.grids import resized
+from camscope.explainers.together import explain_each
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, plain
 from tools import Counting

@@ -11,7 +11,7 @@ from zoo.row import Row
 
 FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
-PASSES = {"1", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"}
+PASSES = {"1", "1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"}
 ALONE = {"cam", "finercam"}  # often without an answer, which would end the passes that the others share
 HEAD = """# Models
 
@@ -25,7 +25,7 @@ Asked are the methods that cost a few passes, and on small models those that run
 
 {methods}.
 
-A letter stands for a method without an answer there, and the sentence that it says instead is below.
+A number stands for methods without an answer there; what they say instead is below.
 
 """
 
@@ -62,7 +62,7 @@ def small(name: str, row: Row, model: nn.Module) -> Explainer:
 
 def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
     """The document."""
-    letters: dict[tuple[str, str], str] = {}
+    reasons: dict[tuple[str, tuple[str, ...]], int] = {}  # the number of a sentence and the methods that say it
     lines, family = [], ""
     for name, (row, refused) in rows.items():
         if family != (family := name.partition(": ")[0]):
@@ -71,18 +71,27 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
                 "| architecture | input | layer chosen | map | without an answer |",
                 "|---|---|---|---|---|",
             ]
-        marks = []
-        for method, sentence in refused.items():
-            key = method, re.sub(r"'[^']*'( or '[^']*')*", "…", re.sub(r"\b\d+\b", "…", sentence))
-            marks.append(letters.setdefault(key, chr(ord("a") + len(letters))))
+        marks = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in said_by(refused)]
         size, grid = ("×".join(map(str, shape)) for shape in (row.size, row.grid))
         kind = {"maps": grid, "last": f"{grid}, channels last", "tokens": f"{grid} tokens, {row.prefix} before them"}[
             row.kind
         ]
         lines.append(
-            f"| {row.name} | {size} | `{row.layer}` | {kind.replace(', 0 before them', '')} | {' '.join(marks) or '–'} |"
+            f"| {row.name} | {size} | `{row.layer}` | {kind.replace(', 0 before them', '')} | {', '.join(marks) or '–'} |"
         )
     cheap = ", ".join(f"`{name}`" for name, method in METHODS.items() if method.forwards in PASSES)
-    reasons = [f"- **{letter}** `{method}`: {sentence}" for (method, sentence), letter in letters.items()]
+    told = [
+        f"{number}. {', '.join(f'`{one}`' for one in methods)}: {sentence}"
+        for (sentence, methods), number in reasons.items()
+    ]
     head = HEAD.format(count=len(rows), methods=cheap)
-    return head.rstrip() + "\n" + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(reasons) + "\n"
+    return head.rstrip() + "\n" + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(told) + "\n"
+
+
+def said_by(refused: dict[str, str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each sentence of one architecture, without names, numbers and grids of its own, and the methods that say it."""
+    speakers: dict[str, list[str]] = {}
+    for method, sentence in refused.items():
+        plain = re.sub(r"'[^']*'( or '[^']*')*|(\b[\dx+]+\b|…\+)+(, [\dx+]+)*", "…", sentence)
+        speakers.setdefault(re.sub(rf"^{re.escape(method)}\b", "the method", plain), []).append(method)
+    return [(sentence, tuple(methods)) for sentence, methods in speakers.items()]

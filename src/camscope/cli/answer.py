@@ -53,8 +53,8 @@ class Answers:
 
     def _asked(self, path: Path) -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """The methods that answer, and [method][class], all from the same passes."""
-        from camscope.explainers.base import explain_each
         from camscope.explainers.suited import explain_suited
+        from camscope.explainers.together import explain_each
 
         if self.leave_out:
             return explain_suited(self.explainers, path, self.questions)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.explainers import Comparison, Explainer
-    from camscope.explainers.base import Watch
+    from camscope.explainers.method import Method
+    from camscope.explainers.run import Watch
 
 EXAMPLE = "camscope compare camscope-demo/images/1-nodule.png --classes 1,2"
 LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
@@ -88,7 +89,7 @@ def _compared(
 
 
 def _watch(say: Any) -> "Watch":
-    def watch(working: "Sequence[Explainer]") -> None:
+    def watch(working: "Sequence[Method]") -> None:
         names = list(dict.fromkeys(tool.name for tool in working))
         say(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
 

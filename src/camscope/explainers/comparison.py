@@ -4,7 +4,7 @@ import base64
 import html
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
@@ -17,15 +17,19 @@ from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
 from camscope.explainers.arrangement import Entry, arranged, at_layers, common
-from camscope.explainers.base import Explainer, Watch, explain_each, kind_of
+from camscope.explainers.base import Explainer, kind_of
+from camscope.explainers.inputs import ALONE, Companions
+from camscope.explainers.method import Method
+from camscope.explainers.run import Watch
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
 from camscope.explainers.suited import explain_suited
+from camscope.explainers.together import explain_each
 from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
 from camscope.files import write_bytes
 from camscope.targets import Question
 
-Method = str | type[Explainer] | Explainer
+AnyMethod = str | type[Explainer] | Explainer
 USUAL = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
 
 
@@ -147,13 +151,15 @@ class Comparison:
 def compare(
     model: nn.Module,
     image: Any,
-    methods: Sequence[Method] = USUAL,
+    methods: Sequence[AnyMethod] = USUAL,
     *,
     layers: Sequence[str | nn.Module] | None = None,
     targets: Sequence[Question] = (None,),
     preprocess: Any = None,
     categories: Sequence[str] | None = None,
     precision: Precision | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     leave_out: bool = False,
     watch: Watch | None = None,
 ) -> Comparison:
@@ -161,8 +167,9 @@ def compare(
 
     `methods`: names, classes, or explainers of this model, which are taken as they are. `layers`: names or modules, all
     of them at once for a method that makes one map of several, as RefineCAM; None: the last layer with spatial extent.
-    `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see Explainer. `leave_out`: a method that has
-    no answer for this model is left out, with a warning; else it is an error. `watch`: told which methods work next.
+    `targets`: questions, see Score. `preprocess`, `categories`, `precision`: see Explainer. `args`, `kwargs`: what the
+    model takes beside the image. `leave_out`: a method that has no answer for this model is left out, with a warning;
+    else it is an error. `watch`: told which methods work next.
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):
         raise InputError(
@@ -181,13 +188,16 @@ def compare(
             kind = kind_of(method)
             given = {name: value for name, value in settings.items() if name in signature(kind).parameters}
             tools += at_layers(kind, model, layers, given)
-    return compare_each(tools, image, targets, leave_out=leave_out, watch=watch)
+    return compare_each(
+        tools, image, targets, Companions(tuple(args), dict(kwargs or {})), leave_out=leave_out, watch=watch
+    )
 
 
 def compare_each(
     tools: Sequence[Explainer],
     image: Any,
     targets: Sequence[Question],
+    companions: Companions = ALONE,
     *,
     leave_out: bool = False,
     watch: Watch | None = None,
@@ -195,10 +205,10 @@ def compare_each(
     """Comparison of explainers of one model; see `compare`."""
     riders, clock = witnesses(tools), _Clock(watch)
     if leave_out:
-        every, found = explain_suited(tools, image, targets, riders=riders, watch=clock)
+        every, found = explain_suited(tools, image, targets, companions, riders=riders, watch=clock)
         tools, riders = [t for t in every if not isinstance(t, Witness)], [t for t in every if isinstance(t, Witness)]
     else:
-        found = explain_each([*tools, *riders], image, targets, watch=clock)
+        found = explain_each([*tools, *riders], image, targets, companions, watch=clock)
     own, seen = found[: len(tools)], found[len(tools) :]
     places = arranged(tools, own, [clock.of(tool) / len(targets) for tool in tools])
     explanations = [own[t][entry.question] for t, entry in zip(places.methods, places.entries, strict=True)]
@@ -219,15 +229,15 @@ class _Clock:
 
     def __init__(self, watch: Watch | None) -> None:
         self._watch, self._seconds = watch, dict[int, float]()
-        self._working, self._since = list[Explainer](), time.perf_counter()
+        self._working, self._since = list[Method](), time.perf_counter()
 
-    def __call__(self, tools: Sequence[Explainer]) -> None:
+    def __call__(self, tools: Sequence[Method]) -> None:
         self._note()
         self._working = [tool for tool in tools if not isinstance(tool, Witness)]
         if self._watch is not None and self._working:
             self._watch(self._working)
 
-    def of(self, tool: Explainer) -> float:
+    def of(self, tool: Method) -> float:
         """Seconds of one method; asked when all is done."""
         self._note()
         return self._seconds.get(id(tool), 0.0)

@@ -64,7 +64,7 @@ class DeepFeatureFactorization(LayerExplainer):
 
     def factorise(self, images: Any) -> Concepts:
         """One image, or a list of images of one input size -> the concepts that they share, the largest share first."""
-        items = [self._read(image) for image in (images if isinstance(images, list | tuple) else [images])]
+        items = [self.read(image) for image in (images if isinstance(images, list | tuple) else [images])]
         if not items:
             raise InputError("no images: factorise takes one at least")
         sizes = sorted({tuple(item.x.shape) for item in items})

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, companies, made
+from camscope.explainers.base import Explainer
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.maps import Maps, merged, statuses
+from camscope.explainers.run import companies, made
 from camscope.explainers.scope import expect_one_of
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.explanation import MEANING, OK, Explanation

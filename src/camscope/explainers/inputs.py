@@ -1,7 +1,7 @@
 """What `explain` is given: an image of any kind, or a tensor that already is the model's input."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError, PreprocessError
 from camscope.explanation import Pixels
 from camscope.geometry import Placement
+from camscope.structure import mapped
 
 Preprocessing = Callable[[Pixels], tuple[Tensor, Placement | None]]
 
@@ -24,6 +25,25 @@ class Item:
     name: str
     image: Pixels | None
     seen: Pixels | None
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What the model takes beside the image: a table's row, a second picture, a keyword."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, rows: Sequence[int], count: int) -> "Companions":
+        """Those of some rows of a batch: of a tensor with one entry a row these, all else as it is."""
+
+        def chosen(value: Tensor) -> Tensor:
+            return value[torch.tensor(rows, device=value.device)] if value.ndim > 0 and len(value) == count else value
+
+        return Companions(mapped(self.args, chosen), mapped(dict(self.kwargs), chosen))
+
+
+ALONE = Companions()
 
 
 def read_item(

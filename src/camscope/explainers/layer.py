@@ -4,16 +4,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from camscope.cards import card_of
-from camscope.explainers.base import Explainer, Later
+from camscope.explainers.base import Explainer
 from camscope.explainers.excused import attempted
 from camscope.explainers.features import Features
 from camscope.explainers.grids import first_part
-from camscope.explainers.maps import Maps
+from camscope.explainers.maps import Later, Maps
+from camscope.explainers.method import Method
 from camscope.explainers.passes import Pass
 from camscope.explainers.scope import expect_whole
 from camscope.hooks.base import find_layer, unwrap
@@ -72,7 +73,7 @@ class LayerExplainer(Explainer):
         """The maps of several scores from one forward pass, one backward pass each."""
         return [one() if callable(one) else one for one in LayerExplainer.maps_of([self], x, scores)[0]]
 
-    def settled(self, x: Tensor, score: Score) -> Explainer:
+    def settled(self, x: Tensor, score: Score) -> Self:
         """The same method at the layer that it chooses for this input."""
         return self if self.layer is not None else replace(self, layer=self._choose(x, score))
 
@@ -82,7 +83,7 @@ class LayerExplainer(Explainer):
         return (LayerExplainer, self.precision, self.output, self.call, self.on_nonfinite)
 
     @staticmethod
-    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
+    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
         """[method][score]: one forward pass and one backward pass a score, whatever the layers.
 
         What only combines does so at once, so that one score's gradients are held; the others follow, without hooks.

@@ -1,7 +1,7 @@
 """Maps: what a method makes of one question, before it is an Explanation."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -26,6 +26,9 @@ class Maps:
     def notes_of(self, sample: int) -> tuple[str, ...]:
         """What a result of one sample says of itself."""
         return (*self.notes, *(self.own[sample] if self.own else ()))
+
+
+Later = Callable[[], Maps]  # a map that takes passes of its own, made when the shared ones are over
 
 
 def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:

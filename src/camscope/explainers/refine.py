@@ -5,18 +5,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.base import COMMON, METHODS, Explainer, register
+from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.fusion import gathered, together
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.maps import Maps
 from camscope.explainers.masks import stretched
+from camscope.explainers.method import COMMON
 from camscope.hooks.base import find_layer, unwrap
 from camscope.layers import SpatialLayer, spatial_layers
 from camscope.targets import Score
@@ -77,7 +78,7 @@ class RefineCAM(Explainer):
             chosen = f"layer {layers[0]!r} was chosen: the model has one resolution, and nothing refines it"
         return [replace(one, notes=(chosen, *one.notes)) for one in made]
 
-    def settled(self, x: Tensor, score: Score) -> Explainer:
+    def settled(self, x: Tensor, score: Score) -> Self:
         """The same product, of the layers that it finds for this input."""
         return self if self.layers is not None else replace(self, layers=self._stages(x, score))
 

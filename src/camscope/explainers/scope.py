@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
+from camscope.explainers.inputs import ALONE, Companions
 from camscope.hooks.base import autocast_uncached, evaluating, unwrap
 from camscope.structure import mapped
 from camscope.targets import Question, Score
@@ -128,12 +129,10 @@ class Asked:
 
 
 @contextmanager
-def asking(
-    known: Survey, tool: Settings, x: Tensor, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-) -> Iterator[Asked]:
-    """Inside the `with` the model is calm, and the arithmetic around it exact; the rest goes to the model after x."""
+def asking(known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE) -> Iterator[Asked]:
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model after x."""
     with calm(known, tool.mode), precisely(tool.precision, known) as casts:
-        more = {"args": mapped(args, usable), "kwargs": mapped(dict(kwargs or {}), usable)}
+        more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
         inputs = prepared(checked_input(x, known), tool.precision)
         yield Asked(inputs, known.model, {"categories": tool.categories, "around": casts, **more})
 

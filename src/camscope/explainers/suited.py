@@ -1,13 +1,17 @@
 """Asking many methods of a model that has no answer to some of them."""
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from camscope.errors import CamscopeError, CamscopeWarning, ImageError, PreprocessError
 from camscope.explainers.arrangement import method_names
-from camscope.explainers.base import Explainer, Watch, explain_each
+from camscope.explainers.base import Explainer
 from camscope.explainers.excused import excusing
+from camscope.explainers.inputs import ALONE, Companions
+from camscope.explainers.run import Watch
+from camscope.explainers.together import explain_each
 from camscope.explanation import Explanation
 from camscope.targets import Question
 
@@ -18,6 +22,7 @@ def explain_suited(
     tools: Sequence[Explainer],
     image: Any,
     targets: Sequence[Question],
+    companions: Companions = ALONE,
     *,
     riders: Sequence[Explainer] = (),
     watch: Watch | None = None,
@@ -34,7 +39,9 @@ def explain_suited(
         companies.setdefault((tool.mode, tool.company), []).append(tool)
     found: dict[int, Outcome] = {}
     for company in companies.values():
-        found |= _asked(company, image, targets, watch)
+        found |= _asked(
+            company, partial(explain_each, image=image, targets=targets, companions=companions, watch=watch)
+        )
     first = found[id(tools[0])]
     if isinstance(first, CamscopeError) and all(isinstance(found[id(tool)], CamscopeError) for tool in tools):
         raise first
@@ -48,17 +55,17 @@ def explain_suited(
 
 
 def _asked(
-    company: Sequence[Explainer], image: Any, targets: Sequence[Question], watch: Watch | None
+    company: Sequence[Explainer], ask: Callable[[Sequence[Explainer]], list[list[Explanation]]]
 ) -> dict[int, Outcome]:
     """Each method's answers or error, by its id. Where no method is to blame by itself, each half is asked apart."""
     try:
         with excusing(company) as errors:
-            rows = explain_each(company, image, targets, watch=watch)
+            rows = ask(company)
     except (ImageError, PreprocessError):  # not a method's
         raise
     except CamscopeError as error:
         if len(company) == 1:
             return {id(company[0]): error}
         middle = len(company) // 2
-        return _asked(company[:middle], image, targets, watch) | _asked(company[middle:], image, targets, watch)
+        return _asked(company[:middle], ask) | _asked(company[middle:], ask)
     return {id(tool): errors[id(tool)] or row for tool, row in zip(company, rows, strict=True)}

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.base import Explainer, Later
-from camscope.explainers.maps import Maps
+from camscope.explainers.base import Explainer
+from camscope.explainers.maps import Later, Maps
+from camscope.explainers.method import Method
 from camscope.explainers.scope import checked_finite
 from camscope.explainers.tokens import Tokens, between_tokens, reached
 from camscope.hooks.attention import Attentions
@@ -53,7 +54,7 @@ class TokenAttention(Explainer):
         return (TokenAttention, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod
-    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
+    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
         """[method][score]: one forward pass, and of each score one backward pass for all methods that need the whole."""
         own = [tool for tool in tools if isinstance(tool, TokenAttention)]
         first, samples = own[0], len(x)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.base import Explainer, expect_alike
+from camscope.explainers.base import Explainer
 from camscope.explainers.maps import Maps
+from camscope.explainers.together import expect_alike
 from camscope.targets import Difference, Question, Score
 
 
@@ -43,7 +44,7 @@ class Wrapper(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """(N,C,*S) -> a map of each score, made of the inner ones."""
 
-    def settled(self, x: Tensor, score: Score) -> Explainer:
+    def settled(self, x: Tensor, score: Score) -> Self:
         """The same wrapper round inner ones that have chosen for this input."""
         return self._round([one.settled(x, score) for one in self.inner])
 

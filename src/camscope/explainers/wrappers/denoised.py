@@ -8,11 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from camscope.explainers.base import Explainer, made
+from camscope.explainers.base import Explainer
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
+from camscope.explainers.method import Method
 from camscope.explainers.principal import first_component
+from camscope.explainers.run import made
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.targets import Score
 
@@ -38,7 +40,7 @@ class Denoised(Wrapper):
         return (Denoised, self.explainer.company) if isinstance(self.explainer, WeightedChannels) else id(self)
 
     @staticmethod
-    def maps_of(tools: Sequence[Explainer], x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps]]:
+    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> Sequence[Sequence[Maps]]:
         """[method][score]: the inner methods' passes, combined in another way."""
         inner = [tool.explainer for tool in tools if isinstance(tool, Denoised)]
         if not all(isinstance(one, WeightedChannels) for one in inner):
