@@ -258,6 +258,18 @@ class Little(nn.Module):
         return self.head(x[:, 0])
 
 
+class Unfolded(nn.Module):
+    """The same patches without a convolution."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+
+    def forward(self, x):
+        patches = F.unfold(x, self.weight.shape[2:], stride=self.weight.shape[2:])
+        return (self.weight.flatten(1) @ patches + self.bias[:, None])[..., None]
+
+
 class Layer(nn.Module):
     def __init__(self, own):
         super().__init__()
@@ -290,8 +302,10 @@ def test_grids_that_are_not_square_and_any_number_of_prefix_tokens(method, prefi
 
 
 @pytest.mark.parametrize("method", EVERY)
-def test_a_grid_that_is_ambiguous_is_asked_for(method):
+def test_a_grid_that_no_convolution_shows_is_asked_for_where_it_is_ambiguous(method):
     model, x = little(size=(32, 24))
+    assert method(model).explain(x[0], 1).layout == "tokens 1+4x3"
+    model.embed = Unfolded(model.embed)
     with pytest.raises(
         LayerError, match=r"grids that fit: 1\+4x3, 4\+3x3; pass layout=Layout\('tokens', grid, prefix\)"
     ):

@@ -558,6 +558,70 @@ def test_tokens_that_lie_on_no_map_of_the_model_are_an_error():
     assert GradCAM(model).explain(x, 1).grid == (5, 5)
 
 
+@pytest.fixture
+def hiera():
+    """Windows of tokens, merged twice two by two, of an input of 16 x 32 pixels."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.models.hiera.Hiera(
+        img_size=(16, 32), stages=(1, 1, 1), q_pool=2, embed_dim=8, num_heads=1, mask_unit_size=(4, 4), num_classes=5
+    )
+    return model.eval(), torch.randn(2, 3, 16, 32)
+
+
+def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
+    model, x = hiera
+    places = {}
+    for name in ("blocks.0", "blocks.1", "blocks.2"):
+        kept = []
+        handle = model.get_submodule(name).register_forward_hook(lambda _, args, output, kept=kept: kept.append(output))
+        changed = x[:1].clone()
+        changed[..., :8, 16:24] += 1  # one window in eight: the third of the first row
+        with torch.no_grad():
+            model(torch.cat([x[:1], changed]))
+        handle.remove()
+        places[name] = (kept[0][1] - kept[0][0]).abs().sum(1)
+    with pytest.raises(LayerError, match=r"the 32 tokens are kept window by window.* merged to 2"):
+        GradCAM(model, "blocks.0").attribute(x, 1)
+    with pytest.raises(LayerError, match="kept window by window"):
+        GradCAM(model, "blocks.1").attribute(x, 1)
+    assert GradCAM(model, "blocks.2").attribute(x, 1).shape == (2, 1, 2)
+    assert places["blocks.2"].argmax() == 1  # in rows at last
+    flat = GradCAM(model, "blocks.0", layout=Layout("tokens", (4, 8))).attribute(x, 1)
+    assert flat.shape == (2, 4, 8)  # whoever names a layout is believed
+
+
+def test_a_video_with_its_channels_behind_the_time_is_refused():
+    torch.manual_seed(0)
+
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(3, 5, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv(x.transpose(1, 2)).relu().mean((2, 3, 4))
+
+    x = torch.randn(1, 8, 3, 6, 6)
+    with pytest.raises(InputError, match=r"3 channels behind the time; pass \(N,C,T,H,W\)"):
+        GradCAM(TimeFirst(), "conv").attribute(x, 1)
+    with pytest.raises(InputError, match="behind the time"):
+        GradCAM(TimeFirst(), "conv").explain(x[0], 1)
+    assert GradCAM(nn.Sequential(nn.Conv3d(3, 5, 3, padding=1), nn.ReLU(), plain_pool()), "1").attribute(
+        x.transpose(1, 2), 1
+    ).shape == (1, 8, 6, 6)
+
+
+def plain_pool():
+    return nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten())
+
+
+@pytest.mark.parametrize("categories", [5, "tabby"])
+def test_categories_are_names(categories):
+    with pytest.raises(InputError, match="expected the class names by index"):
+        GradCAM(plain()[0], categories=categories)
+
+
 def test_tokens_behind_the_grid_are_left_out_by_a_layout():
     model, x = Tokens(0, patch=8), torch.randn(1, 3, 40, 40)
     behind = HiResCAM(model, "block", layout=Layout("tokens", (2, 5), 5)).attribute(x, 1)

@@ -1,7 +1,7 @@
 """Target layers: which layers have a grid, and which of them to explain."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ __all__ = [
     "SpatialLayer",
     "choose_layer",
     "find_layer",
+    "layout_of",
     "note_grids",
     "read_layout",
     "spatial_layers",
@@ -59,6 +60,38 @@ def note_grids(model: nn.Module, scope: ExitStack) -> set[Grid]:
         if isinstance(module, MAKING_GRIDS):
             scope.callback(module.register_forward_hook(here_only(note)).remove)
     return seen
+
+
+def layout_of(
+    model: nn.Module,
+    name: str,
+    output: Tensor,
+    x: Tensor,
+    grids: Collection[Grid],
+    layout: str | Layout | None = None,
+) -> Layout:
+    """Layout of what a layer gave for x (N,C,*S); see `read_layout`. LayerError also where its tokens are in another order.
+
+    Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
+    """
+    found = read_layout(output.shape, x.shape, find_layer(model, name)[1], layout, grids)
+    merged = _merged_by(model)
+    patches = max(map(math.prod, grids), default=0)
+    if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
+        raise LayerError(
+            f"the {output.shape[1]} tokens are kept window by window, and not in rows, until they are merged to "
+            f"{patches // merged}: choose a layer of the last stage, or pass reshape= that puts them in rows"
+        )
+    return found
+
+
+def _merged_by(model: nn.Module) -> int:
+    """By how much the number of tokens falls until all are in rows, of a model that keeps windows together; else 1."""
+    for module in unwrap(model).modules():
+        schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
+        if isinstance(schedule, list | tuple):
+            return math.prod(math.prod(strides) for strides in schedule)
+    return 1
 
 
 def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Sequence[int]) -> list[SpatialLayer]:

@@ -12,7 +12,7 @@ from zoo.row import Row
 FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
 PASSES = {"1", "1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"}
-ALONE = {"cam", "finercam"}  # often without an answer, which would end the passes that the others share
+ALONE = ("cam", "finercam")  # often without an answer, which would end the passes that the others share
 HEAD = """# Models
 
 Measured, not promised: {count} architectures with random weights, small inputs, nothing passed but the model and the input

@@ -51,7 +51,7 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     from camscope.explainers.scope import home, survey
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers import note_grids, read_layout
+    from camscope.layers import layout_of, note_grids
 
     inner, card = survey(net).model, card_of(net)
     name, module = find_layer(inner, layer)
@@ -61,4 +61,4 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     with ExitStack() as scope:
         grids = note_grids(inner, scope)
         output = extract(inner, module, x)[name]
-    return read_layout(output.shape, x.shape, module, grids=grids).to_maps(output)[0]
+    return layout_of(inner, name, output, x, grids).to_maps(output)[0]

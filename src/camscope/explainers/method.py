@@ -1,7 +1,7 @@
 """Method: what every method has: its settings, its facts, and the map that it makes of one input."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from inspect import signature
 from typing import Any, ClassVar, Self
@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from camscope.cards import card_of
+from camscope.errors import InputError
 from camscope.explainers.inputs import Item, Preprocessing, read_item
 from camscope.explainers.maps import Later, Maps
 from camscope.explainers.scope import Mode, OnNonFinite, Precision, expect_one_of, home, survey
@@ -115,6 +116,8 @@ def _names(given: Any) -> tuple[str, ...] | None:
     """Class names by index, of a sequence or of a dict from index to name."""
     if isinstance(given, Mapping):
         given = [given[key] for key in sorted(given, key=int)]
+    if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
+        raise InputError(f"categories={given!r}: expected the class names by index, or a dict from index to name")
     return None if given is None else tuple(map(str, given))
 
 

@@ -14,11 +14,11 @@ from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
 from camscope.explainers.padding import padding_seen
 from camscope.explainers.scope import OnNonFinite, checked_finite
-from camscope.hooks.base import find_layer, find_layers
+from camscope.hooks.base import find_layers
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
-from camscope.layers import Grid, Layout, note_grids, read_layout
+from camscope.layers import Grid, Layout, layout_of, note_grids
 from camscope.targets import Score, full_precision
 
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)
@@ -180,7 +180,7 @@ def _layout(
             raise LayerError(f"reshape= made {tuple(shape)} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}")
         return None, tool.reshape
     try:
-        layout = read_layout(output.shape, x.shape, find_layer(score.model, layer)[1], tool.layout, grids)
+        layout = layout_of(score.model, layer, output, x, grids, tool.layout)
     except LayerError as error:
         raise LayerError(f"layer {layer!r}: {error}") from None
     return layout, layout.to_maps

@@ -196,10 +196,21 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
         raise InputError(f"the input is {tuple(x.shape)}; expected (N,C,H,W), or (N,C,L), (N,C,D,H,W)")
     if x.shape[0] == 0 or x.numel() == 0:
         raise InputError(f"the batch is empty: {tuple(x.shape)}")
+    expect_channels_first(x, known.model)
     if known.devices and x.device not in known.devices:
         places = ", ".join(map(str, known.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
     return usable(x).detach()
+
+
+def expect_channels_first(x: Tensor, model: nn.Module) -> None:
+    """An InputError for a video (N,T,C,H,W), as some models take it, whose channels are not where its axes say."""
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Conv3d)), None)
+    if first is not None and x.ndim == 5 and x.shape[1] != first.in_channels == x.shape[2] <= 4:
+        raise InputError(
+            f"the input {tuple(x.shape)} has its {x.shape[2]} channels behind the time; pass (N,C,T,H,W), and a model that "
+            f"takes it so: a module whose forward(self, x) returns self.model(x.transpose(1, 2))"
+        )
 
 
 def usable(value: Tensor) -> Tensor:

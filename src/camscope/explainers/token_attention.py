@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from camscope.explainers.scope import checked_finite
 from camscope.explainers.tokens import Tokens, between_tokens, reached
 from camscope.hooks.attention import Attentions
 from camscope.hooks.blocks import Blocks
-from camscope.layers import Layout
+from camscope.layers import Layout, note_grids
 from camscope.targets import Score
 
 
@@ -60,11 +60,13 @@ class TokenAttention(Explainer):
         first, samples = own[0], len(x)
         with Attentions() as seen:
             blocks = Blocks(scores[0].model, seen.all)
-            with blocks if any(tool.by_block for tool in own) else nullcontext():
+            with ExitStack() as around:
+                around.enter_context(blocks if any(tool.by_block for tool in own) else nullcontext())
+                grids = note_grids(scores[0].model, around)
                 output = seen.run(lambda: scores[0].forward(x))
             values = [score.read(output, samples) for score in scores]  # all are checked before any backward
             checked_finite("the score", torch.cat(values), first.on_nonfinite)
-            every, layout = between_tokens(first.name, x, seen.all, first.layout)
+            every, layout = between_tokens(first.name, x, seen.all, grids, first.layout)
             made: list[list[Maps | Later]] = [[] for _ in own]
             for score, value in zip(scores, values, strict=True):
                 found = reached(value, every, whole=any(tool.whole for tool in own))

@@ -1,6 +1,6 @@
 """Tokens: what one pass shows of the attention between tokens, for one score."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from camscope.errors import LayerError
 from camscope.hooks.attention import Attention
 from camscope.hooks.blocks import Block, Blocks, skipped
 from camscope.hooks.tap import Tap
-from camscope.layers import TOKENS, Layout, read_layout
+from camscope.layers import TOKENS, Grid, Layout, read_layout
 from camscope.targets import Score, full_precision
 
 
@@ -69,9 +69,12 @@ class Tokens:
 
 
 def between_tokens(
-    method: str, x: Tensor, every: Sequence[Attention], layout: str | Layout | None
+    method: str, x: Tensor, every: Sequence[Attention], grids: Collection[Grid], layout: str | Layout | None
 ) -> tuple[list[Attention], Layout]:
-    """The attentions between all tokens of a sample of x (N,C,*S), and the tokens' layout; LayerError if there are none."""
+    """The attentions between all tokens of a sample of x (N,C,*S), and the tokens' layout; LayerError if there are none.
+
+    `grids`: of the model's convolutions, see `note_grids`.
+    """
     shapes = [tuple(one.probabilities.shape) for one in every]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
     if windows is not None:
@@ -84,7 +87,7 @@ def between_tokens(
     errors: list[LayerError] = []
     for count in dict.fromkeys(shape[-1] for shape in shapes):
         try:
-            found[count] = read_layout((len(x), count, 1), x.shape, None, layout or TOKENS)
+            found[count] = read_layout((len(x), count, 1), x.shape, None, layout or TOKENS, grids)
         except LayerError as error:
             errors.append(LayerError(f"{method}, attention between {count} tokens: {error}"))
     if not found:
