@@ -150,6 +150,7 @@ ON_ARRAYS = {
     "agreement.py",
     "arrangement.py",
     "base.py",
+    "baselines.py",
     "scene.py",
     "comparison.py",
     "concepts.py",

@@ -20,11 +20,11 @@ def explainer(method, model, layer, **keywords):
 
 
 class Counting(nn.Module):
-    """Counts the forward passes through a model, their rows, and the backward passes through its output."""
+    """Counts the forward passes through a model, and the backward passes through its output, and the rows of both."""
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.forwards, self.rows, self.backwards = model, 0, 0, 0
+        self.model, self.forwards, self.rows, self.backwards, self.backward_rows = model, 0, 0, 0, 0
 
     def forward(self, x):
         self.forwards, self.rows = self.forwards + 1, self.rows + len(x)
@@ -34,7 +34,7 @@ class Counting(nn.Module):
         return output
 
     def note(self, gradient):
-        self.backwards += 1
+        self.backwards, self.backward_rows = self.backwards + 1, self.backward_rows + len(gradient)
 
 
 class Largest(TorchDispatchMode):

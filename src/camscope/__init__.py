@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         GradientRollout,
         GroupCAM,
         HiResCAM,
+        InputXGradient,
+        IntegratedGradients,
         LayerCAM,
         LeGrad,
         OptiCAM,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
         ReciproCAM,
         RefineCAM,
         Rollout,
+        Saliency,
         ScoreCAM,
         ShapleyCAM,
         SimpleFullGrad,
@@ -118,6 +121,8 @@ __all__ = [
     "GradientRollout",
     "GroupCAM",
     "HiResCAM",
+    "InputXGradient",
+    "IntegratedGradients",
     "LayerCAM",
     "LeGrad",
     "OptiCAM",
@@ -130,6 +135,7 @@ __all__ = [
     "RefineCAM",
     "Region",
     "Rollout",
+    "Saliency",
     "ScoreCAM",
     "ShapleyCAM",
     "Similarity",
@@ -155,10 +161,11 @@ __all__ = [
 _NAMES = {
     "camscope.explainers": (
         "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
-        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
-        "KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM ScoreCAM "
-        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare completeness fuse"
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
+        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
+        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
+        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM "
+        "ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

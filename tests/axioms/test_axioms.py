@@ -209,7 +209,7 @@ def test_the_declared_cost_is_the_counted_cost(method):
     tool.attribute(x, 1)
     assert stem.rows == len(x) * amount(whole, tool, 7)
     if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
-        assert counting.backwards == amount(cls.backwards, tool, 7)
+        assert counting.backward_rows == len(x) * amount(cls.backwards, tool, 7)
     if rests != "0":
         head = []
         model.head.register_forward_hook(lambda module, args, output: head.append(len(output)))

@@ -23,10 +23,12 @@ from camscope.explainers.gradient_cam import (
     XGradCAM,
 )
 from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
+from camscope.explainers.gradients import InputXGradient, Saliency
 from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
 from camscope.explainers.opti_cam import OptiCAM
+from camscope.explainers.paths import IntegratedGradients
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
 from camscope.explainers.wrappers import Augmented, Contrast, Denoised
@@ -66,6 +68,8 @@ __all__ = [
     "GradientRollout",
     "GroupCAM",
     "HiResCAM",
+    "InputXGradient",
+    "IntegratedGradients",
     "LayerCAM",
     "LayerExplainer",
     "LeGrad",
@@ -74,6 +78,7 @@ __all__ = [
     "ReciproCAM",
     "RefineCAM",
     "Rollout",
+    "Saliency",
     "ScoreCAM",
     "ShapleyCAM",
     "SimpleFullGrad",

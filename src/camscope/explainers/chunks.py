@@ -20,6 +20,7 @@ class Widths:
 
     whole: int = 1
     rest: int = 1
+    total: int = 1  # not of the widest, but of all that modules without parts handed on: what a backward pass keeps
 
 
 @contextmanager
@@ -34,6 +35,7 @@ def measured(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[st
         size = max((leaf.nbytes for _, leaf in leaves(output)), default=0)
         for name, width in widths.items():
             width.whole = max(width.whole, size)
+            width.total += size if not module._modules else 0
             width.rest = max(width.rest, size) if name in begun else width.rest
 
     with Hooks() as hooks:

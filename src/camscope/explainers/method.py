@@ -101,7 +101,7 @@ class Method(ABC):
     @property
     def parameters(self) -> dict[str, Any]:
         """The method's own settings: its constructor's arguments that are not every method's."""
-        names = [name for name in signature(type(self)).parameters if name not in COMMON]
+        names = [name for name in signature(type(self)).parameters if name not in (*COMMON, "progress")]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {name: value if isinstance(value, int | float | str) else str(value) for name, value in given.items()}
 

@@ -15,13 +15,12 @@ from camscope.explainers.features import Features
 from camscope.explainers.padding import padding_seen
 from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.base import find_layers
+from camscope.hooks.input_gradient import HALF_PRECISION_BOOSTS
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
 from camscope.layers import Grid, Layout, layout_of, note_grids
 from camscope.targets import Score, full_precision
-
-HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)
 
 
 class Asker(Protocol):

@@ -1,0 +1,80 @@
+"""Baselines: inputs that show nothing, which paths start from and which hidden places are filled with."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.inputs import Item, Preprocessing
+from camscope.explainers.masks import blurred
+
+Kind = Literal["zero", "black", "mean", "blur", "noise"]
+KINDS = ("zero", "black", "mean", "blur", "noise")
+Baseline = Any  # a Kind, or an image of any kind that `explain` takes, or a tensor (C,*S)
+BLUR = 0.1, 0.3  # standard deviation of the Gaussian and where it is cut off, as shares of each axis
+
+
+class Reader(Protocol):
+    """What must be known of a method."""
+
+    preprocess: Preprocessing | None
+
+    def read(self, image: Any) -> Item:
+        """An image as the model takes it."""
+
+
+def several(baseline: Baseline | Sequence[Baseline]) -> list[Baseline]:
+    """The baselines that a setting names: one, or a list of them."""
+    found = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
+    if not found:
+        raise InputError("baseline=[]: name one at least, such as 'zero'")
+    for one in found:
+        if isinstance(one, str) and one not in KINDS and not _may_be_a_path(one):
+            raise InputError(f"baseline={one!r}: expected {', '.join(map(repr, KINDS))}, an image, or a tensor (C,H,W)")
+    return found
+
+
+def filled(baseline: Baseline, x: Tensor, tool: Reader, seed: int = 0) -> Tensor:
+    """(N,C,*S) -> the same shape: each sample's own baseline, the same whatever batch it came in.
+
+    "zero": 0 of the model's input, the mean colour where inputs are normalised; "black": what the preprocessing makes of
+    black pixels; "mean": each channel's mean over the sample; "blur": a Gaussian of a tenth of each side; "noise": drawn
+    evenly from each channel's range; else an image, or a tensor (C,*S).
+    """
+    if isinstance(baseline, str) and baseline in KINDS:
+        axes = tuple(range(2, x.ndim))
+        if baseline == "zero":
+            return torch.zeros_like(x)
+        if baseline == "mean":
+            return x.mean(axes, keepdim=True).expand_as(x)
+        if baseline == "blur":
+            return blurred(x, *BLUR)
+        if baseline == "noise":
+            low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
+            drawn = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+            return low + (high - low) * drawn.to(x)
+        return _black(x, tool)
+    given = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
+    if given is None:
+        given = tool.read(baseline).x.to(x)
+    if given.shape not in (x.shape[1:], (1, *x.shape[1:])):
+        raise InputError(f"the baseline is {tuple(given.shape)}; the input is {tuple(x.shape[1:])}")
+    return given.reshape(1, *x.shape[1:]).expand_as(x)
+
+
+def _black(x: Tensor, tool: Reader) -> Tensor:
+    if tool.preprocess is None or x.ndim != 4:
+        raise InputError(
+            "baseline='black': what black is to the model is known from its preprocessing only, and for pictures only; "
+            "pass preprocess=, or 'zero', or a tensor (C,H,W)"
+        )
+    pixels = np.zeros((*x.shape[2:], 3), dtype=np.uint8)
+    colour = tool.preprocess(pixels)[0].to(x).flatten(1).mean(1)
+    return colour.view(1, -1, 1, 1).expand_as(x)
+
+
+def _may_be_a_path(word: str) -> bool:
+    return "." in word or "/" in word

@@ -1,0 +1,88 @@
+"""PixelExplainer: what every method shares whose map is of the input's own pixels."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from camscope.explainers.base import Explainer
+from camscope.explainers.maps import Maps
+from camscope.explainers.scope import checked_finite, expect_count, expect_one_of
+from camscope.hooks.input_gradient import input_gradients
+from camscope.targets import Score, full_precision
+
+Channels = Literal["sum", "abs", "max", "l2"]
+
+
+@dataclass(eq=False, repr=False)
+class PixelExplainer(Explainer):
+    """A map of the input's pixels, one number for each channel of each. A method writes `attributed`.
+
+    `channels`: how a pixel's channels become one number: "sum" of them, with their signs; "abs", the sum of their sizes;
+    "max", the largest size; "l2", the root of the sum of squares. `batch_size`: versions of an image in one pass; None: as
+    many as fit into memory. `progress`: show a bar while it works.
+    """
+
+    _: KW_ONLY
+    channels: Channels = "sum"
+    batch_size: int | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_one_of("channels", self.channels, "sum", "abs", "max", "l2")
+        expect_count(None, batch_size=self.batch_size)
+        expect_one_of("progress", self.progress, True, False)
+
+    def heat(self, x: Tensor, score: Score) -> Tensor:
+        """(N,C,*S) -> (N,*S): see `maps`."""
+        return self.maps(x, [score])[0].heat
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The maps of several scores, one after the other."""
+        return [self.attributed(x, score) for score in scores]
+
+    @abstractmethod
+    def attributed(self, x: Tensor, score: Score) -> Maps:
+        """(N,C,*S) -> the map (N,*S) of one score, and what is known of it; see `over_channels`."""
+
+    def over_channels(self, values: Tensor) -> Tensor:
+        """(N,C,*S) -> (N,*S): one number a pixel."""
+        if self.channels == "sum":
+            return values.sum(1)
+        if self.channels == "l2":
+            return values.square().sum(1).sqrt()
+        return values.abs().sum(1) if self.channels == "abs" else values.abs().amax(1)
+
+
+class OneGradient(PixelExplainer):
+    """What the gradient at the input itself says: one forward pass, one backward pass a score. A method writes `of_gradient`."""
+
+    backwards: ClassVar[str] = "1"
+
+    @abstractmethod
+    def of_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """(N,C,*S) twice, at least float32 -> (N,C,*S)."""
+
+    def attributed(self, x: Tensor, score: Score) -> Maps:
+        """See `maps`."""
+        return self.maps(x, [score])[0]
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The maps of several scores from one forward pass."""
+
+        def run(leaf: Tensor) -> list[Tensor]:
+            output = scores[0].forward(leaf)
+            values = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
+            for one in values:
+                checked_finite("the score", one.detach(), self.on_nonfinite)
+            return values
+
+        made = []
+        for gradient in input_gradients(x, run)[1]:
+            checked_finite("the gradient at the input", gradient, self.on_nonfinite)
+            heat = self.over_channels(self.of_gradient(full_precision(x), gradient))
+            made.append(Maps(heat, zero_gradient=~gradient.flatten(1).any(1)))
+        return made

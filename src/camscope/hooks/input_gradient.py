@@ -1,0 +1,72 @@
+"""The gradient of scores at the input of a model, without anything kept on the model or on the input."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from camscope.errors import ModelError
+from camscope.hooks.base import autocast_uncached
+from camscope.hooks.checkpoint import plain_checkpoints
+
+HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
+
+
+def input_gradients(x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """`run` maps x (N,C,*S) to numbers (N,), several times -> all of them, and the gradient of each at x, at least float32.
+
+    One forward pass, one backward pass each; a second forward pass where the model turns gradients off, in which it
+    cannot. A float16 gradient that vanishes is taken again times 2^k. ModelError where no gradient reaches the input.
+    """
+    for everywhere in (False, True):
+        with ExitStack() as scope:
+            scope.enter_context(torch.enable_grad())
+            scope.enter_context(autocast_uncached())
+            scope.enter_context(plain_checkpoints())
+            # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
+            leaf = x.detach().clone().requires_grad_()
+            with GradientsStayOn() if everywhere else ExitStack():
+                values = list(run(leaf.clone()))
+            torch.set_grad_enabled(True)  # even where the model switches it off and never back on
+            found = [_gradient(one, leaf, keep=one is not values[-1]) for one in values]
+            gradients = [one for one in found if one is not None]
+            if len(gradients) == len(values):
+                return [one.detach() for one in values], gradients
+    raise ModelError(
+        "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
+        "inference_mode, or the target reads something else; pass a method without gradients, such as occlusion"
+    )
+
+
+class GradientsStayOn(TorchFunctionMode):
+    """Inside the `with`, in this thread, nothing turns gradients off."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """What the function returns; switches of gradients are passed over."""
+        return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
+
+
+def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:
+    """(N,C,*S), or None where there is no way to the leaf."""
+    if not values.requires_grad:
+        return None
+    boosts = HALF_PRECISION_BOOSTS if leaf.dtype == torch.float16 else HALF_PRECISION_BOOSTS[:1]
+    gradient = torch.zeros((), device=leaf.device)
+    for boost in boosts:
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            values.sum() * boost, leaf, retain_graph=keep or boost != boosts[-1], allow_unused=True
+        )
+        if grads[0] is None:
+            return None
+        found = grads[0].to(torch.promote_types(leaf.dtype, torch.float32)) / boost
+        lost = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
+        rows = lost & (found.flatten(1).isfinite().all(1) | (boost == 1))
+        gradient = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), found, gradient)
+        if bool(gradient.flatten(1).any(1).all()):
+            break
+    return gradient
