@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         ShapleyCAM,
         SimpleFullGrad,
         SmoothGradCAMPlusPlus,
+        ViTCX,
         XGradCAM,
         ZhouCAM,
         compare,
@@ -138,6 +139,7 @@ __all__ = [
     "Tap",
     "Target",
     "Text",
+    "ViTCX",
     "XGradCAM",
     "ZhouCAM",
     "__version__",
@@ -158,7 +160,7 @@ _NAMES = {
         "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
         "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
         "KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM ScoreCAM "
-        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM ZhouCAM compare completeness fuse"
+        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
