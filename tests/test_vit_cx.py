@@ -145,6 +145,11 @@ def test_a_chain_of_neighbours_is_not_one_cluster():
     assert clusters(apart, 3.4).tolist() == [[0, 0, 0, 0]]
 
 
+def test_distances_that_rounding_makes_another_from_the_other_side_join_all_the_same():
+    round_in_a_ring = torch.tensor([[[0.0, 0.05, 0.06], [0.06, 0.0, 0.05], [0.05, 0.06, 0.0]]])
+    assert clusters(round_in_a_ring, 0.07).tolist() == [[0, 0, 0]]
+
+
 def test_the_noise_is_its_seeds_and_the_callers_state_stays():
     model, x = network()
     state = torch.random.get_rng_state()
