@@ -23,7 +23,7 @@ from camscope import METHODS, Explanation, GradCAM, Preprocess
 from camscope.errors import CamscopeWarning
 
 METHODS_SHOWN = (
-    *("gradcam", "gradcam-elementwise", "legrad", "chefer", "gradeclip", "gradrollout", "rollout"),
+    *("gradcam", "gradcam-elementwise", "legrad", "chefer", "gradeclip", "gradrollout", "rollout", "vitcx"),
     *("centre", "randomcam"),
 )
 AT_ONCE = 20

@@ -25,7 +25,14 @@ def test_float64_in_is_float64_precision_out():
 
 
 # They compare scores that differ in their last half-precision digits, or stretch what is left: alike, not close.
-AMPLIFYING = {"reciprocam": 0.98, "groupcam": 0.94, "opticam": 0.99, "fullgrad": 0.8, "simplefullgrad": 0.8}
+AMPLIFYING = {
+    "reciprocam": 0.98,
+    "vitcx": 0.88,
+    "groupcam": 0.94,
+    "opticam": 0.99,
+    "fullgrad": 0.8,
+    "simplefullgrad": 0.8,
+}
 
 
 def assert_alike(method, heat, expected, error):

@@ -300,7 +300,7 @@ def test_explainers_with_the_same_callable_as_their_preprocessing_answer_togethe
         explain_each([tools[0], LayerCAM(model, "features", preprocess=lambda image: small(image))], photo, [1])
 
 
-@pytest.mark.parametrize("method", ["scorecam", "groupcam", "ablationcam", "reciprocam", "sscam"])
+@pytest.mark.parametrize("method", ["scorecam", "groupcam", "vitcx", "ablationcam", "reciprocam", "sscam"])
 @pytest.mark.parametrize("batch_size", [None, 2, 3])
 def test_a_callable_that_holds_something_of_each_sample_is_asked_in_its_place(method, batch_size):
     torch.manual_seed(1)

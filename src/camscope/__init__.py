@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         ShapleyCAM,
         SimpleFullGrad,
         SmoothGradCAMPlusPlus,
+        ViTCX,
         XGradCAM,
         ZhouCAM,
         compare,
@@ -144,6 +145,7 @@ __all__ = [
     "Tap",
     "Target",
     "Text",
+    "ViTCX",
     "XGradCAM",
     "ZhouCAM",
     "__version__",
@@ -164,7 +166,7 @@ _NAMES = {
         "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
         "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
         "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus XGradCAM "
+        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM "
         "ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",

@@ -198,13 +198,16 @@ def amount(words, tool, channels):
     return eval(words.replace(" x ", " * "), {"K": channels, "cells": 24, "L": 1, **vars(tool)})
 
 
+FEW_OR_ALL = {"groupcam": {"groups": 4}, "vitcx": {"distance": 0}}  # seven channels, of which none are alike
+
+
 @EVERY_METHOD
 def test_the_declared_cost_is_the_counted_cost(method):
     cls, case = METHODS[method], first_answered(method, "channels last", "tokens")
     model, x = case.make()
     counting, stem = Counting(model), Rows(next(model.children()))
     setattr(model, next(name for name, _ in model.named_children()), stem)
-    tool = explainer(method, counting, f"model.{case.layer}", **({"groups": 4} if method == "groupcam" else {}))
+    tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
     whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
     tool.attribute(x, 1)
     assert stem.rows == len(x) * amount(whole, tool, 7)

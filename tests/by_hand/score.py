@@ -2,6 +2,8 @@
 
 from math import exp, sqrt
 
+import torch
+
 # channels stretched to 0..1: H1 = [1/2, 1; 0, 1/2], H2 = [1, 1/3; 2/3, 0]; the layer is the input, so x ∘ H1 has
 # A1 ∘ H1 = [1/2, 2; 0, 1/2] and A2 ∘ H1 = [1, 0; 0, -1/2], and the score without its bias is the sum with G
 FIRST = (1 / 2 - 2) + (-2 - 2)
@@ -59,6 +61,28 @@ def optimised():
     return [[2 - 2 * p, p], [1 - 2 * p, 0.0]]
 
 
+def joined():
+    """H1 and H2 are 0.45 apart, and so two masks; s1 - s2 decides, and a cell counts it by H1 / (H1 + H2).
+
+    Where s1 > s2, H1 / (H1 + H2) = [1/3, 3/4; 0, 1] of the difference; otherwise H2's part, [2/3, 1/4; 1, 0]. The score
+    is linear: G less OTHER, times x and the noise Z of 0.05 of x's range, which is 3.
+    """
+    drawn = torch.randn(2, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    noise = [0.05 * 3 * value for value in drawn.flatten().tolist()]
+    x, row = (1, 2, 0, 1, 2, 0, 1, -1), (-1, 1, 0, -2, -2, -1, 3, 4)
+
+    def chance(kept, hidden):
+        score = sum(g * (a * k + z * h) for g, a, z, k, h in zip(row, x, noise, kept * 2, hidden * 2, strict=True))
+        return 1 / (1 + exp(-score))
+
+    def gain(mask):
+        hidden = tuple(1 - m for m in mask)
+        return chance(mask, hidden) - chance((1, 1, 1, 1), hidden)
+
+    more = gain((1 / 2, 1, 0, 1 / 2)) - gain((1, 1 / 3, 2 / 3, 0))
+    return [[more / 3, more * 3 / 4], [0.0, more]] if more > 0 else [[-more * 2 / 3, -more / 4], [-more, 0.0]]
+
+
 NUMBERS = {
     "scorecam": weighted(FIRST, SECOND),
     # a linear head, and the same noises for both channels: what they add to the scores is the same and cancels
@@ -67,4 +91,5 @@ NUMBERS = {
     "iscam": weighted(0.55 * FIRST, 0.55 * SECOND),
     "groupcam": grouped(),
     "opticam": optimised(),
+    "vitcx": joined(),
 }

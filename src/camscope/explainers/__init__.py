@@ -31,6 +31,7 @@ from camscope.explainers.opti_cam import OptiCAM
 from camscope.explainers.paths import IntegratedGradients
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
+from camscope.explainers.vit_cx import ViTCX
 from camscope.explainers.wrappers import Augmented, Contrast, Denoised
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "ShapleyCAM",
     "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
+    "ViTCX",
     "WeightedChannels",
     "XGradCAM",
     "ZhouCAM",

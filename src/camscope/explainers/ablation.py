@@ -13,8 +13,6 @@ from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.scope import expect_count, expect_one_of
 
-COARSE = 20  # steps of rounding
-
 
 @register
 class AblationCAM(WeightedChannels):
@@ -92,10 +90,7 @@ class ReciproCAM(LayerExplainer):
 
         chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
         heat = chances[:, :-1] - chances[:, -1:]
-        rounding = torch.finfo(features.score.dtype).eps * chances.abs().amax(1)
-        for sample in (heat.abs().amax(1) < COARSE * rounding).nonzero()[:, 0].tolist():
-            text = f"no cell alone changes the score by much more than its rounding in {features.score.dtype}"
-            features.note(sample, text)
+        features.note_rounding("no cell alone changes the score", heat, chances)
         return heat.view(samples, *grid).to(features.activation.dtype)
 
     def _kept_along(self, extent: int, activation: Tensor) -> Tensor:

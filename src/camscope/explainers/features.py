@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from camscope.errors import LayerError
@@ -14,6 +15,8 @@ from camscope.explainers.rest import Rest, Versions
 from camscope.hooks.replay import Replay
 from camscope.layers import Layout
 from camscope.targets import Score
+
+COARSE = 20  # steps of rounding
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,12 @@ class Features:
     def note(self, sample: int, text: str) -> None:
         """Add to what one sample's result says of how it came about."""
         self.remarks[sample].append(text)
+
+    def note_rounding(self, what: str, changes: Tensor, scores: Tensor) -> None:
+        """A note on each sample whose changes (N,M) are hardly more than the rounding of the scores (N,R) behind them."""
+        rounding = torch.finfo(self.score.dtype).eps * scores.abs().amax(1)
+        for sample in (changes.abs().amax(1) < COARSE * rounding).nonzero()[:, 0].tolist():
+            self.note(sample, f"{what} by much more than its rounding in {self.score.dtype}")
 
     def _copies(self, width: int) -> int:
         if self.batch_size is not None:
