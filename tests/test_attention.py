@@ -302,6 +302,36 @@ def test_grids_that_are_not_square_and_any_number_of_prefix_tokens(method, prefi
 
 
 @pytest.mark.parametrize("method", EVERY)
+def test_attention_between_channels_is_not_taken_for_attention_between_tokens(method):
+    def between_channels(q, k, v):  # (N,heads,T,4): four channels look at four
+        return (q.transpose(2, 3) @ k).softmax(-1) @ v.transpose(2, 3)
+
+    model, x = little(own=lambda q, k, v: between_channels(q, k, v).transpose(2, 3))
+    with pytest.raises(LayerError, match="an attention is between 4, and no layer has so many tokens"):
+        method(model).attribute(x, 1)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_attention_between_other_tokens_is_left_out_with_a_word(method):
+    class WithQuestions(Little):
+        def forward(self, x):
+            if not hasattr(self, "asked"):
+                torch.manual_seed(1)
+                self.asked = torch.randn(1, 14, 12, dtype=x.dtype)
+            self.layers[0](self.asked.expand(len(x), -1, -1))
+            return super().forward(x)
+
+    torch.manual_seed(6)
+    model, x = WithQuestions().double().eval(), torch.randn(2, 3, 40, 32).double()
+    said = method(model).explain(x[0], 1)
+    assert "attention between 14 others, which lie on no grid, was left out" in said.notes
+    del model.asked
+    plain = Little()
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(method(model).attribute(x, 1), method(plain.double().eval()).attribute(x, 1))
+
+
+@pytest.mark.parametrize("method", EVERY)
 def test_a_grid_that_no_convolution_shows_is_asked_for_where_it_is_ambiguous(method):
     model, x = little(size=(32, 24))
     assert method(model).explain(x[0], 1).layout == "tokens 1+4x3"

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
-from camscope.layers import Layout, read_layout
+from camscope.layers import Layout, Seen, read_layout
 from nets import CASES, Plain, Pooled, Tokens, plain, truth
 from untouched import untouched
 
@@ -622,6 +622,45 @@ def test_categories_are_names(categories):
         GradCAM(plain()[0], categories=categories)
 
 
+class Joined(Tokens):
+    """Tokens before and behind the grid, put together at once or one after the other."""
+
+    def __init__(self, before, behind, nested):
+        super().__init__(before + behind, patch=4)
+        self.split, self.nested = [before, behind], nested
+
+    def forward(self, x):
+        before, behind = (part.expand(len(x), -1, -1) for part in self.prefix.split(self.split, 1))
+        places = self.embed(x).flatten(2).transpose(1, 2)
+        first = torch.cat([before, places], 1) if self.nested else None
+        joined = torch.cat([first, behind], dim=-2) if self.nested else torch.concat([before, places, behind], dim=1)
+        x = self.block(joined)
+        return self.head((x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("before", "behind"), [(1, 3), (0, 1), (2, 0), (0, 0)])
+def test_tokens_behind_the_grid_are_told_from_those_before_it(before, behind, nested):
+    torch.manual_seed(3)
+    model, x = Joined(before, behind, nested).double().eval(), torch.randn(2, 3, 16, 24).double()
+    kept = []
+    handle = model.block.register_forward_hook(lambda module, args, output: kept.append(output))
+    (gradient,) = torch.autograd.grad(model(x)[:, 1].sum(), kept[0])
+    handle.remove()
+    cells = slice(before, before + 24)
+    expected = (kept[0] * gradient)[:, cells].sum(-1).view(2, 4, 6).detach()
+    tool = HiResCAM(model, "block")
+    assert tool.explain(x[0], 1).layout == f"tokens {before}+4x6"
+    torch.testing.assert_close(tool.attribute(x, 1), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
+    windows = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 192))  # (N, windows, patches of each, K)
+    with pytest.raises(LayerError, match="has its channels last, and the axes before them are no grid"):
+        read_layout((1, 4, 196, 192), (1, 3, 224, 224), windows)
+    assert read_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
+
+
 def test_tokens_behind_the_grid_are_left_out_by_a_layout():
     model, x = Tokens(0, patch=8), torch.randn(1, 3, 40, 40)
     behind = HiResCAM(model, "block", layout=Layout("tokens", (2, 5), 5)).attribute(x, 1)
@@ -630,7 +669,7 @@ def test_tokens_behind_the_grid_are_left_out_by_a_layout():
 
 def test_a_volume_may_have_another_stride_along_its_depth():
     assert read_layout((1, 4, 4, 6, 32), (1, 3, 8, 32, 48), nn.LayerNorm(32)) == Layout("channels_last", (4, 4, 6))
-    assert read_layout((1, 4, 8, 12, 7), (1, 3, 8, 64, 96), None, None, {(4, 8, 12)}) == Layout(
+    assert read_layout((1, 4, 8, 12, 7), (1, 3, 8, 64, 96), None, None, Seen({(4, 8, 12)})) == Layout(
         "channels_last", (4, 8, 12)
     )
 

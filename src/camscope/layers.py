@@ -1,7 +1,7 @@
 """Target layers: which layers have a grid, and which of them to explain."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
+from camscope.hooks.joins import Joins
 from camscope.hooks.tap import Tap
-from camscope.layouts import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Grid, Layout, read_layout
+from camscope.layouts import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Grid, Layout, Seen, read_layout
 from camscope.structure import the_tensor
 
 __all__ = [
@@ -20,11 +21,12 @@ __all__ = [
     "TOKENS",
     "Grid",
     "Layout",
+    "Seen",
     "SpatialLayer",
     "choose_layer",
     "find_layer",
     "layout_of",
-    "note_grids",
+    "noting",
     "read_layout",
     "spatial_layers",
 ]
@@ -48,17 +50,22 @@ class SpatialLayer:
     layout: Layout
 
 
-def note_grids(model: nn.Module, scope: ExitStack) -> set[Grid]:
-    """The grids of the maps that the model's convolutions make inside the scope: a set that fills while it runs."""
-    seen: set[Grid] = set()
+def noting(model: nn.Module, scope: ExitStack) -> Seen:
+    """The grids of the maps that the model's convolutions make inside the scope, and the tokens that it joins.
+
+    It fills while the model runs. Tokens are joined where there are parameters (1,T,K): class tokens, or positions.
+    """
+    seen = Seen()
 
     def note(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
-            seen.add(tuple(output.shape[2:]))
+            seen.grids.add(tuple(output.shape[2:]))
 
     for module in unwrap(model).modules():
         if isinstance(module, MAKING_GRIDS):
             scope.callback(module.register_forward_hook(here_only(note)).remove)
+    if any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
+        scope.enter_context(Joins(seen.joined))
     return seen
 
 
@@ -67,16 +74,16 @@ def layout_of(
     name: str,
     output: Tensor,
     x: Tensor,
-    grids: Collection[Grid],
+    seen: Seen,
     layout: str | Layout | None = None,
 ) -> Layout:
     """Layout of what a layer gave for x (N,C,*S); see `read_layout`. LayerError also where its tokens are in another order.
 
     Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
     """
-    found = read_layout(output.shape, x.shape, find_layer(model, name)[1], layout, grids)
+    found = read_layout(output.shape, x.shape, find_layer(model, name)[1], layout, seen)
     merged = _merged_by(model)
-    patches = max(map(math.prod, grids), default=0)
+    patches = max(map(math.prod, seen.grids), default=0)
     if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
         raise LayerError(
             f"the {output.shape[1]} tokens are kept window by window, and not in rows, until they are merged to "
@@ -104,7 +111,7 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
             finished[name] = module, the_tensor(name, output)[1].shape
 
     with torch.no_grad(), Hooks() as hooks:
-        grids = note_grids(model, hooks)
+        seen = noting(model, hooks)
         for name, module in unwrap(model).named_modules():
             if name and not isinstance(module, (*PASS_THROUGH, torch.jit.ScriptModule)):
                 hook = here_only(lambda module, args, output, name=name: note(name, module, output))
@@ -113,7 +120,7 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
     found = []
     for name, (module, shape) in finished.items():
         with suppress(LayerError):
-            layout = read_layout(shape, input_shape, module, grids=grids)
+            layout = read_layout(shape, input_shape, module, seen=seen)
             found += [SpatialLayer(name, layout)] if math.prod(layout.grid) > 1 else []
     return found
 

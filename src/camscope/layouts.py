@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -42,17 +42,38 @@ class Layout:
         return f"{self.kind} {self.prefix}+{grid}" if self.kind == TOKENS else f"{self.kind} {grid}"
 
 
+@dataclass
+class Seen:
+    """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined."""
+
+    grids: set[Grid] = field(default_factory=set)
+    joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def before(self, tokens: int, cells: int) -> int | None:
+        """Tokens in front of the piece of so many cells; None where no such piece was seen."""
+        start = 0
+        for piece in self.joined.get(tokens, ()):
+            inside = 0 if piece == cells else self.before(piece, cells) if piece < tokens else None
+            if inside is not None:
+                return start + inside
+            start += piece
+        return None
+
+
+NOTHING = Seen()
+
+
 def read_layout(
     shape: Sequence[int],
     input_shape: Sequence[int],
     module: nn.Module | None = None,
     layout: str | Layout | None = None,
-    grids: Collection[Grid] = (),
+    seen: Seen = NOTHING,
 ) -> Layout:
     """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
 
-    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `grids`: those of the
-    model's convolutions, see `note_grids`: where there are any, tokens lie on one of them, or on one halved. Raises
+    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `seen`: what the pass
+    showed, see `noting`: where there are grids of convolutions, tokens lie on one of them, or on one halved. Raises
     LayerError.
 
     >>> print(read_layout((2, 197, 768), (2, 3, 224, 224)))
@@ -65,14 +86,14 @@ def read_layout(
         return _agreeing(layout, shape)
     if shape[0] != input_shape[0]:
         raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
-    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, grids)))
+    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, seen.grids)))
     if len(shape) == 3 and tokens:
-        return _token_layout(shape, size, module, [grid for grid in grids if len(grid) == len(size)])
+        return _token_layout(shape, size, module, seen)
     if len(shape) != len(size) + 2:
         raise LayerError(
             f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
         )
-    kind = layout or _kind(shape, size, module, grids)
+    kind = layout or _kind(shape, size, module, seen.grids)
     if kind not in (CHANNELS_FIRST, CHANNELS_LAST):
         raise LayerError(f"layout={layout!r}: expected {CHANNELS_FIRST!r}, {CHANNELS_LAST!r} or a Layout")
     return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
@@ -82,6 +103,13 @@ def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | Non
     if isinstance(module, CONVOLUTIONAL):
         return CHANNELS_FIRST
     grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
+    if _has_channels(module, shape[-1]) and not _has_channels(module, shape[1]):
+        if _fits(grids[CHANNELS_LAST], size, 2.0) or _fits(grids[CHANNELS_LAST], size, 2.0, -2):
+            return CHANNELS_LAST
+        raise LayerError(
+            f"output {shape} for an input of {size} has its channels last, and the axes before them are no grid of the input's "
+            f"proportions (windows, or patches in another order?); choose another layer, or pass reshape="
+        )
     if _is_channels_last(module) and _fits(grids[CHANNELS_LAST], size, 2.0, -2):
         return CHANNELS_LAST
     for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
@@ -141,16 +169,15 @@ def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
     return layout
 
 
-def _token_layout(
-    shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()
-) -> Layout:
-    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *seen)):
+def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen) -> Layout:
+    grids = [grid for grid in seen.grids if len(grid) == len(size)]
+    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *grids)):
         raise LayerError(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
             f"pass layout=Layout('tokens', grid, prefix), or reshape="
         )
-    if seen:
-        own, *merged = _halved(seen)
+    if grids:
+        own, *merged = _halved(grids)
         found = _under(shape[1], own) or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
         choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
     else:
@@ -163,7 +190,9 @@ def _token_layout(
             f"output {shape} as tokens of an input of {size}: grids that fit: {known}; "
             f"pass layout=Layout('tokens', grid, prefix), or reshape="
         )
-    return Layout(TOKENS, choice[0], shape[1] - math.prod(choice[0]))
+    cells = math.prod(choice[0])
+    before = seen.before(shape[1], cells)
+    return Layout(TOKENS, choice[0], shape[1] - cells if before is None else before)
 
 
 def _under(tokens: int, grids: Collection[Grid], most: Sequence[int] = MOST_PREFIX_TOKENS) -> list[Grid]:

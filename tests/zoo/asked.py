@@ -7,11 +7,15 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeError
 from camscope.explainers import METHODS, Explainer, GradCAM
+from refusals import ATTENTION
 from zoo.row import Row
 
 FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
-PASSES = {"1", "1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"}
+PASSES = {
+    *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K", "1 + samples x K"),
+    *("1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"),
+}
 ALONE = ("cam", "finercam")  # often without an answer, which would end the passes that the others share
 HEAD = """# Models
 
@@ -21,7 +25,7 @@ The layer is the one that camscope chooses. On each, Grad-CAM and HiResCAM are c
 in float64, and where tokens are laid out as a grid, changing a patch of the input changes the cell that lies over it.
 `make models` measures all of it again; the tests fail where this page is not what is measured.
 
-Asked are the methods that cost a few passes, and on small models those that run the rest of the model often, too:
+Asked are the methods that cost a few passes, and on small models those that run it, or its rest, often, too:
 
 {methods}.
 
@@ -49,7 +53,13 @@ def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
             refused[name] = re.sub(r"\s+", " ", str(error))
     for one in found:
         assert np.isfinite(one.heat).all(), one.method
-        assert one.grid == (row.grid if one.layer == row.layer else one.grid), one.method
+        if one.layer == row.layer:
+            assert one.grid == row.grid, one.method
+        elif one.method in ATTENTION and row.kind == "tokens":
+            prefix = (
+                0 if row.name == "cait" else row.prefix
+            )  # its patches look at each other before the class token comes
+            assert one.layout == f"tokens {prefix}+{'x'.join(map(str, row.grid))}", one.method
     return refused
 
 

@@ -24,6 +24,7 @@ class Row:
     grid: tuple[int, ...]
     prefix: int = 0
     target: Question = 1
+    behind: int = 0  # tokens behind the grid
 
     def model(self) -> nn.Module:
         """In float64 and eval mode, the same numbers every time, and no parameter so small that the output is blind to it."""
@@ -43,8 +44,10 @@ class Row:
         if self.kind == "maps":
             return output
         if self.kind == "tokens":
-            assert output.shape[1] == self.prefix + math.prod(self.grid)
-            output = output[:, self.prefix :].reshape(len(output), *self.grid, output.shape[-1])
+            assert output.shape[1] == self.prefix + math.prod(self.grid) + self.behind
+            output = output[:, self.prefix : output.shape[1] - self.behind].reshape(
+                len(output), *self.grid, output.shape[-1]
+            )
         return output.permute(0, output.ndim - 1, *range(1, output.ndim - 1))
 
 

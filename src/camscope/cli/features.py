@@ -51,7 +51,7 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     from camscope.explainers.scope import home, survey
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers import layout_of, note_grids
+    from camscope.layers import layout_of, noting
 
     inner, card = survey(net).model, card_of(net)
     name, module = find_layer(inner, layer)
@@ -59,6 +59,6 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     way = as_preprocess(preprocess or known) if preprocess or known else None
     x = read_item(image, way, inner, home(inner)).x[None]
     with ExitStack() as scope:
-        grids = note_grids(inner, scope)
+        seen = noting(inner, scope)
         output = extract(inner, module, x)[name]
-    return layout_of(inner, name, output, x, grids).to_maps(output)[0]
+    return layout_of(inner, name, output, x, seen).to_maps(output)[0]

@@ -19,7 +19,7 @@ from camscope.hooks.input_gradient import HALF_PRECISION_BOOSTS
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
-from camscope.layers import Grid, Layout, layout_of, note_grids
+from camscope.layers import Layout, Seen, layout_of, noting
 from camscope.targets import Score, full_precision
 
 
@@ -103,7 +103,7 @@ class Pass(ExitStack):
                 self._widths = around.enter_context(measured(model, find_layers(model, again)))
             around.enter_context(self._replay or nullcontext())
             padded = around.enter_context(padding_seen(model))
-            self._grids = note_grids(model, around)
+            self._seen = noting(model, around)
             output = self._tap.run(lambda: scores[0].forward(self._x))
         self._shares = padded[-1] if padded else None
         # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
@@ -165,13 +165,13 @@ class Pass(ExitStack):
         if key not in self._shapes:
             output = call.activation.detach()
             checked_finite(f"the activation of layer {layer!r}", output, tool.on_nonfinite)
-            layout, to_maps = _layout(tool, layer, output, self._x, self._scores[0], self._grids)
+            layout, to_maps = _layout(tool, layer, output, self._x, self._scores[0], self._seen)
             self._shapes[key] = to_maps(full_precision(output)), layout, to_maps
         return self._shapes[key]
 
 
 def _layout(
-    tool: Asker, layer: str, output: Tensor, x: Tensor, score: Score, grids: set[Grid]
+    tool: Asker, layer: str, output: Tensor, x: Tensor, score: Score, seen: Seen
 ) -> tuple[Layout | None, Callable[[Tensor], Tensor]]:
     if tool.reshape is not None:
         shape = tool.reshape(output).shape
@@ -179,7 +179,7 @@ def _layout(
             raise LayerError(f"reshape= made {tuple(shape)} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}")
         return None, tool.reshape
     try:
-        layout = layout_of(score.model, layer, output, x, grids, tool.layout)
+        layout = layout_of(score.model, layer, output, x, seen, tool.layout)
     except LayerError as error:
         raise LayerError(f"layer {layer!r}: {error}") from None
     return layout, layout.to_maps

@@ -13,10 +13,10 @@ from camscope.explainers.base import Explainer
 from camscope.explainers.maps import Later, Maps
 from camscope.explainers.method import Method
 from camscope.explainers.scope import checked_finite
-from camscope.explainers.tokens import Tokens, between_tokens, reached
+from camscope.explainers.tokens import Tokens, between_tokens, lengths_seen, reached
 from camscope.hooks.attention import Attentions
 from camscope.hooks.blocks import Blocks
-from camscope.layers import Layout, note_grids
+from camscope.layers import Layout, noting
 from camscope.targets import Score
 
 
@@ -62,11 +62,12 @@ class TokenAttention(Explainer):
             blocks = Blocks(scores[0].model, seen.all)
             with ExitStack() as around:
                 around.enter_context(blocks if any(tool.by_block for tool in own) else nullcontext())
-                grids = note_grids(scores[0].model, around)
+                shown = noting(scores[0].model, around)
+                lengths = lengths_seen(scores[0].model, around)
                 output = seen.run(lambda: scores[0].forward(x))
             values = [score.read(output, samples) for score in scores]  # all are checked before any backward
             checked_finite("the score", torch.cat(values), first.on_nonfinite)
-            every, layout = between_tokens(first.name, x, seen.all, grids, first.layout)
+            every, layout, others = between_tokens(first.name, x, seen.all, shown, lengths, first.layout)
             made: list[list[Maps | Later]] = [[] for _ in own]
             for score, value in zip(scores, values, strict=True):
                 found = reached(value, every, whole=any(tool.whole for tool in own))
@@ -74,12 +75,12 @@ class TokenAttention(Explainer):
                 for gradient in tokens.gradients:
                     checked_finite("the gradient at an attention", gradient, first.on_nonfinite)
                 for t, tool in enumerate(own):
-                    made[t].append(tool._map(tokens))
+                    made[t].append(tool._map(tokens, others))
         return made
 
-    def _map(self, tokens: Tokens) -> Maps:
+    def _map(self, tokens: Tokens, others: Sequence[str]) -> Maps:
         heat = tokens.layout.to_maps(self.relevance(tokens).detach()[..., None])[:, 0].clone()
         counts = (tokens.read > 0).sum(1).tolist()
-        notes = f"{len(tokens.attentions)} self-attentions between {tokens.read.shape[1]} tokens"
+        notes = f"{len(tokens.attentions)} self-attentions between {tokens.read.shape[1]} tokens", *others
         own = tuple((f"the score reads {count} of them",) for count in counts)
-        return Maps(heat, None, tokens.layout, ~tokens.read.any(1), (notes,), own)
+        return Maps(heat, None, tokens.layout, ~tokens.read.any(1), notes, own)

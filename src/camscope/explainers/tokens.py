@@ -1,18 +1,23 @@
 """Tokens: what one pass shows of the attention between tokens, for one score."""
 
+import math
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.attention import Attention
+from camscope.hooks.base import here_only, unwrap
 from camscope.hooks.blocks import Block, Blocks, skipped
 from camscope.hooks.tap import Tap
-from camscope.layers import TOKENS, Grid, Layout, read_layout
+from camscope.layers import TOKENS, Layout, Seen, read_layout
 from camscope.targets import Score, full_precision
+
+MOST_EXTRA = 9  # tokens beside those of the grid
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,31 @@ class Tokens:
         return found
 
 
-def between_tokens(
-    method: str, x: Tensor, every: Sequence[Attention], grids: Collection[Grid], layout: str | Layout | None
-) -> tuple[list[Attention], Layout]:
-    """The attentions between all tokens of a sample of x (N,C,*S), and the tokens' layout; LayerError if there are none.
+def lengths_seen(model: nn.Module, scope: ExitStack) -> set[int]:
+    """How many tokens the model's linear layers and norms work on inside the scope: a set that fills while it runs."""
+    lengths: set[int] = set()
 
-    `grids`: of the model's convolutions, see `note_grids`.
+    def note(module: nn.Module, args: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.ndim > 2:
+            lengths.update((output.shape[0], output.shape[1], math.prod(output.shape[1:-1])))
+
+    for module in unwrap(model).modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            scope.callback(module.register_forward_hook(here_only(note)).remove)
+    return lengths
+
+
+def between_tokens(
+    method: str,
+    x: Tensor,
+    every: Sequence[Attention],
+    seen: Seen,
+    lengths: Collection[int],
+    layout: str | Layout | None,
+) -> tuple[list[Attention], Layout, list[str]]:
+    """The attentions between all tokens of a sample of x (N,C,*S), the tokens' layout, and what was left out.
+
+    `seen`: what the pass showed, see `noting`; `lengths`: see `lengths_seen`. LayerError if there are none.
     """
     shapes = [tuple(one.probabilities.shape) for one in every]
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -86,8 +110,18 @@ def between_tokens(
     found: dict[int, Layout] = {}
     errors: list[LayerError] = []
     for count in dict.fromkeys(shape[-1] for shape in shapes):
+        cells = set(map(math.prod, seen.grids))
+        if (lengths or cells) and count not in lengths and not cells & set(range(count - MOST_EXTRA, count + 1)):
+            errors.append(
+                LayerError(
+                    f"{method} follows attention between tokens; here an attention is between {count}, and no layer has "
+                    f"so many tokens: it is between channels, or within a patch. Pass a method that looks at a layer, such as "
+                    f"gradcam"
+                )
+            )
+            continue
         try:
-            found[count] = read_layout((len(x), count, 1), x.shape, None, layout or TOKENS, grids)
+            found[count] = read_layout((len(x), count, 1), x.shape, None, layout or TOKENS, seen)
         except LayerError as error:
             errors.append(LayerError(f"{method}, attention between {count} tokens: {error}"))
     if not found:
@@ -98,7 +132,9 @@ def between_tokens(
             f"tokens. Pass a method that looks at a layer, such as gradcam, and name the layer"
         )
     ((count, known),) = found.items()
-    return [one for one in every if one.probabilities.shape[-1] == count], known
+    read = [one for one in every if one.probabilities.shape[-1] == count]
+    others = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
+    return read, known, [f"attention between {other} others, which lie on no grid, was left out" for other in others]
 
 
 def reached(
