@@ -49,9 +49,13 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one small model and few rounds: a check, not a figure")
     parser.add_argument("--only", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument("--models", nargs="+", choices=cases.RECIPES, metavar="NAME", help=", ".join(cases.RECIPES))
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help="of the tables family and parity (every one)")
+    parser.add_argument(
+        "--methods", nargs="+", metavar="NAME", help="of the tables family, memory and parity (every one)"
+    )
     parser.add_argument("--rounds", type=int, help=f"times that every tool runs ({ROUNDS})")
-    parser.add_argument("--repeats", type=int, help=f"fresh processes for each peak and each import ({REPEATS})")
+    parser.add_argument(
+        "--repeats", type=int, help=f"fresh processes for each quick method's peak and each import ({REPEATS})"
+    )
     parser.add_argument("--batch", type=int, default=cases.BATCH, help=f"images at once ({cases.BATCH})")
     parser.add_argument("--photographs", type=int, help="of the tables parity (10) and bf16 (40), where they are here")
     here = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks.beside import beside_peers
+from benchmarks.cases import Case
 from benchmarks.report import OURS, Figure
 from benchmarks.tool import titled
 from benchmarks.trained import case_or_random, first, here
@@ -14,19 +15,29 @@ RATIO = "camscope / the fastest"
 
 
 def figures(rounds: int, device: str, batch: int, methods: list[str] | None = None) -> Iterator[list[Figure]]:
-    """A row a method, one after the other; a method that runs the model many times is asked about one image."""
-    from camscope.explainers import METHODS
-    from camscope.explainers.token_attention import TokenAttention
+    """A row a method, one after the other."""
+    for name in methods or ordered():
+        case = asked(name, device, batch)
+        times, warm_up = (rounds, 2) if quick(name) else (min(rounds, SLOW_ROUNDS), 1)
+        yield with_ratio(beside_peers(case, name, times, section="family", work=work(name, case), warm_up=warm_up))
 
-    case = case_or_random(MODEL, device, batch)
-    attentive = case_or_random(TRANSFORMER, device, batch)
-    for name in methods or sorted(METHODS, key=lambda name: (not quick(name), name)):
-        is_quick, reads_attention = quick(name), issubclass(METHODS[name], TokenAttention)
-        chosen = attentive if reads_attention else case
-        asked = chosen if is_quick else first(chosen)
-        times, warm_up = (rounds, 2) if is_quick else (min(rounds, SLOW_ROUNDS), 1)
-        work = f"{titled(name)}, batch {len(asked.x)}" + (f", {asked.name}" if reads_attention else "")
-        yield with_ratio(beside_peers(asked, name, times, section="family", work=work, warm_up=warm_up))
+
+def ordered() -> list[str]:
+    """Every method, the quick ones first."""
+    from camscope.explainers import METHODS
+
+    return sorted(METHODS, key=lambda name: (not quick(name), name))
+
+
+def asked(method: str, device: str, batch: int) -> Case:
+    """What a method is measured on; one that runs the model many times is asked about one image."""
+    case = case_or_random(TRANSFORMER if reads_attention(method) else MODEL, device, batch)
+    return case if quick(method) else first(case)
+
+
+def work(method: str, case: Case) -> str:
+    """A row's name."""
+    return f"{titled(method)}, batch {len(case.x)}" + (f", {case.name}" if reads_attention(method) else "")
 
 
 def with_ratio(row: list[Figure]) -> list[Figure]:
@@ -44,3 +55,11 @@ def quick(name: str) -> bool:
 
     method = METHODS[name]
     return set(method.forwards.split()) <= FEW and method.backwards in FEW
+
+
+def reads_attention(name: str) -> bool:
+    """Whether a method looks into a transformer, and at no layer."""
+    from camscope.explainers import METHODS
+    from camscope.explainers.token_attention import TokenAttention
+
+    return issubclass(METHODS[name], TokenAttention)

@@ -77,7 +77,7 @@ TITLES = {
     "bf16": "Grad-CAM's maps in bfloat16: rank correlation (Spearman) with the float32 map, least of the photographs",
     "classes": "Five classes of one image, times a forward pass of that image",
     "sharing": "One pass for many questions of one image, times a forward pass of that image",
-    "memory": "Peak memory of Grad-CAM above that of plain inference, MB",
+    "memory": "Peak memory of every method above that of plain inference of the same batch, MB",
     "import": "Import after torch, seconds",
     "parity": "The same answers: least correlation with camscope's map over the photographs, by method",
 }

@@ -7,7 +7,6 @@ from benchmarks import ablation, cam, cases, family, import_time, memory, parity
 from benchmarks.report import Figure
 
 Parts = Iterator[list[Figure]]
-MEMORY_CASE = "resnet18"
 
 
 def measured(options: argparse.Namespace) -> Parts:
@@ -55,7 +54,8 @@ def _sharing(options: argparse.Namespace) -> Parts:
 
 
 def _memory(options: argparse.Namespace) -> Parts:
-    yield memory.figures(MEMORY_CASE, options.device, options.repeats)
+    methods = options.methods or (["gradcam"] if options.quick else None)
+    yield from memory.figures(options.device, options.batch, options.repeats, methods)
 
 
 def _import(options: argparse.Namespace) -> Parts:

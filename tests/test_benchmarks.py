@@ -3,19 +3,25 @@
 import importlib
 import importlib.util
 import json
+import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from camscope.explainers import METHODS
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
-agreement, cam, cases, import_time, memory, peers, report, timing, tools, command = (
+agreement, cam, cases, family, import_time, memory, peers, report, tables, timing, tools, command = (
     importlib.import_module(f"benchmarks.{name}")
-    for name in ("agreement", "cam", "cases", "import_time", "memory", "peers", "report", "timing", "tool", "__main__")
+    for name in (
+        *("agreement", "cam", "cases", "family", "import_time", "memory", "peers", "report", "tables", "timing"),
+        *("tool", "__main__"),
+    )
 )
 
 
@@ -167,6 +173,72 @@ def test_the_peak_counts_what_is_held_for_a_moment(monkeypatch):
     case = tiny()
     assert 40 < memory.above_inference("holding", case) < 60
     assert memory.above_inference(report.OURS, case) < 20
+
+
+def rows_of_memory(monkeypatch, answer, *words):
+    """Those of some words of the command line, with the children's answer made up, and what each was started with."""
+    started = []
+
+    def fresh(*arguments, **environment):
+        started.append(arguments[2:])
+        return answer(arguments[2:])
+
+    monkeypatch.setattr(memory, "fresh", fresh)
+    monkeypatch.setattr(family, "case_or_random", lambda *_: tiny())
+    options = command.read_options(["--only", "memory", "--device", "cpu", "--batch", "2", *words])
+    return [figure for row in tables.measured(options) for figure in row], started
+
+
+def says(number):
+    return lambda arguments: subprocess.CompletedProcess(arguments, 0, f"a line of a toolkit\n{number}\n", "")
+
+
+def test_every_method_has_a_row_of_memory_on_what_the_family_asks_it(monkeypatch):
+    monkeypatch.setattr(peers, "TOOLS", {report.OURS: lambda case, method: nullcontext()})
+    figures, started = rows_of_memory(monkeypatch, says(7.5), "--repeats", "3")
+    assert {arguments[1] for arguments in started} == set(METHODS)
+    assert all(arguments[2:] == ("cpu", "2") for arguments in started)
+    times = {name: sum(arguments[1] == name for arguments in started) for name in METHODS}
+    assert (times["gradcam"], times["scorecam"]) == (3, 1)
+    works = {figure.work for figure in figures}
+    assert {"gradcam, batch 2", "scorecam, batch 1", "sscam, samples=2, batch 1", "rollout, batch 2, Tiny"} <= works
+    assert [(figure.work, figure.goal) for figure in figures if figure.goal] == [("gradcam, batch 2", 50)]
+    assert {figure.value for figure in figures} == {7.5}
+
+
+def test_memory_of_what_a_toolkit_cannot_is_a_cell_and_only_what_can_be_opened_starts_a_process(monkeypatch):
+    def none(case, method):
+        raise tools.NotOfferedError(method)
+
+    def dies(arguments):
+        return subprocess.CompletedProcess(arguments, 1, "", "Traceback\nMemoryError: no room")
+
+    monkeypatch.setattr(peers, "TOOLS", {report.OURS: peers.camscope, "none": none})
+    figures, started = rows_of_memory(monkeypatch, dies, "--methods", "layercam")
+    assert started == [(report.OURS, "layercam", "cpu", "2")]
+    assert [(figure.value, figure.note) for figure in figures] == [(None, "MemoryError: no room"), (None, "")]
+    assert [figure.work for figure in rows_of_memory(monkeypatch, says(1), "--quick")[0]] == ["gradcam, batch 2"] * 2
+
+
+@pytest.mark.skipif(not memory.CLEAR.exists(), reason="the peak of the resident set cannot be reset here")
+def test_a_child_measures_the_method_that_it_was_started_for(monkeypatch, capsys):
+    asked = []
+
+    @contextmanager
+    def holding(case, method):
+        def run():
+            asked.append(method)
+            torch.ones({"layercam": 48, "scorecam": 24}[method] * 2**20 // 8, dtype=torch.float64).sum()
+
+        yield tools.Tool(run, lambda heat: heat)
+
+    monkeypatch.setitem(peers.TOOLS, "holding", holding)
+    monkeypatch.setattr(family, "case_or_random", lambda *_: tiny())
+    memory.main("holding", "layercam", "cpu", "2")
+    assert 40 < float(capsys.readouterr().out) < 60
+    memory.main("holding", "scorecam", "cpu", "2")
+    assert 16 < float(capsys.readouterr().out) < 36
+    assert asked == ["layercam", "layercam", "scorecam"]
 
 
 def test_an_import_that_fails_is_a_line_and_not_the_end():
