@@ -127,6 +127,12 @@ def test_torchscript_is_refused():
     with pytest.raises(LayerError, match="layer 'last' is TorchScript: hooks cannot reach it"):
         HiResCAM(model, "last").attribute(x, 1)
     assert HiResCAM(model).explain(x[0], 1).layer == "middle"
+    with pytest.raises(
+        LayerError, match=r"no layer of Sequential has spatial extent.*cannot look into its TorchScript parts"
+    ):
+        HiResCAM(nn.Sequential(torch.jit.script(nn.Conv2d(3, 3, 3)), nn.AdaptiveAvgPool2d(1), nn.Flatten())).attribute(
+            x.float(), 1
+        )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -135,8 +141,12 @@ def test_an_exported_program_is_refused():
     program = torch.export.export(model, (x,))
     with pytest.raises(ModelError, match=r"the model is a ExportedProgram; expected a torch.nn.Module"):
         HiResCAM(program, "middle")
-    with pytest.raises(LayerError, match="'middle'"):
-        HiResCAM(program.module(), "middle").attribute(x, 1)
+    with pytest.raises(
+        ModelError, match=r"holds an exported program, whose operations belong to no layer: pass the nn.Module"
+    ):
+        HiResCAM(program.module(), "middle")
+    traced = torch.fx.symbolic_trace(model)  # which calls its modules as before
+    assert torch.equal(HiResCAM(traced, "middle").attribute(x, 1), HiResCAM(model, "middle").attribute(x, 1))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -654,6 +664,23 @@ def test_tokens_behind_the_grid_are_told_from_those_before_it(before, behind, ne
     torch.testing.assert_close(tool.attribute(x, 1), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_grid_of_other_proportions_than_the_input_is_questioned():
+    class Unfolded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 1), nn.Linear(4, 5)
+
+        def forward(self, x):
+            patches = F.pixel_unshuffle(x, 4).unflatten(1, (3, 16)).flatten(3)  # (N,3,16 pixels of a patch, patches)
+            return self.head(self.conv(patches).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    said = GradCAM(Unfolded(), "conv").explain(torch.randn(3, 64, 64), 1)
+    assert said.notes == ("the grid 16x256 of layer 'conv' has not the proportions of the input 64x64: is it one?",)
+    model, x = plain()
+    assert GradCAM(model, "middle").explain(x[0], 1).notes == ()
+
+
 def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
     windows = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 192))  # (N, windows, patches of each, K)
     with pytest.raises(LayerError, match="has its channels last, and the axes before them are no grid"):
@@ -755,7 +782,7 @@ def test_none_chooses_the_last_layer_with_space_and_says_which():
         if name != "residual":
             assert expected[name] in (None, explanation.layer), name
         assert np.array_equal(GradCAM(model, explanation.layer).explain(x, 1).heat, explanation.heat), name
-    with pytest.raises(LayerError, match="no layer of Sequential has spatial extent"):
+    with pytest.raises(LayerError, match=r"no layer of Sequential has spatial extent"):
         GradCAM(nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).attribute(torch.randn(1, 3, 8, 8), 1)
 
 

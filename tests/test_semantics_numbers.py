@@ -1,6 +1,9 @@
 """Numbers: what a map is worth in every precision, layout and awkward magnitude."""
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +35,10 @@ AMPLIFYING = {
     "opticam": 0.99,
     "fullgrad": 0.8,
     "simplefullgrad": 0.8,
+    # gradients at the pixels go through every ReLU, and one that turns over turns a whole field
+    "saliency": 0.9,
+    "inputxgradient": 0.9,
+    "integratedgradients": 0.98,
 }
 
 
@@ -429,6 +436,35 @@ def test_the_input_is_not_copied_and_nothing_before_the_layer_is_kept():
     model.last.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
     LayerCAM(model, "middle").attribute(x, 1)
     assert seen == [x.data_ptr(), False, True]
+
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from torch import nn
+from camscope import GradCAM
+
+def peak(run):
+    Path("/proc/self/clear_refs").write_text("5")  # resets the highest resident set to the present one
+    run()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+layers = [nn.Conv2d(1 if i == 0 else 2, 2, 1) for i in range(12)]
+model = nn.Sequential(*layers, nn.MaxPool2d(64), nn.Conv2d(2, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+GradCAM(model, "13").attribute(torch.rand(1, 1, 64, 64), 1)  # what it loads is loaded
+x = torch.rand(1, 1, 1024, 1024)
+with torch.inference_mode():
+    plain = peak(lambda: model(x))
+print(peak(lambda: GradCAM(model, sys.argv[1]).attribute(x, 1)) - plain)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak")
+def test_a_large_input_costs_what_inference_costs():
+    """Twelve layers of 8 MB each come before the layer; from the first one on all are kept."""
+    late, early = (float(subprocess.check_output([sys.executable, "-c", PEAK, layer])) for layer in ("13", "0"))
+    assert late < 20 < 60 < early
 
 
 @pytest.mark.parametrize(("given", "own"), [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])

@@ -12,7 +12,7 @@ from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
 from camscope.hooks.joins import Joins
 from camscope.hooks.tap import Tap
-from camscope.layouts import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Grid, Layout, Seen, read_layout
+from camscope.layouts import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Grid, Layout, Seen, is_askew, read_layout
 from camscope.structure import the_tensor
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "SpatialLayer",
     "choose_layer",
     "find_layer",
+    "is_askew",
     "layout_of",
     "noting",
     "read_layout",
@@ -137,7 +138,9 @@ def choose_layer(
     layers = spatial_layers(model, lambda: score(x), x.shape)
     layers = _encoding(model, layers) if dense else layers
     if not layers:
-        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")
+        scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
+        more = "; hooks cannot look into its TorchScript parts" if scripted else ""
+        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{more}")
     every = dense or layers[-1].layout.kind == TOKENS
     if layers[-1].layout.kind == TOKENS:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]

@@ -142,6 +142,12 @@ def _fits(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int 
     return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[axes:])
 
 
+def is_askew(grid: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether rows and columns differ more than twofold in how many pixels a cell has, beyond the rounding of cells."""
+    plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
+    return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
+
+
 def _is_convolutional(module: nn.Module) -> bool:
     kinds = [type(part) for part in module.modules()]
     return (

@@ -19,7 +19,7 @@ from camscope.hooks.input_gradient import HALF_PRECISION_BOOSTS
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.tap import Call, Tap
-from camscope.layers import Layout, Seen, layout_of, noting
+from camscope.layers import Layout, Seen, is_askew, layout_of, noting
 from camscope.targets import Score, full_precision
 
 
@@ -138,7 +138,12 @@ class Pass(ExitStack):
         activation, layout, to_maps = self._read(tool, layer, call)
         if gradient is not None:
             checked_finite(f"the gradient at layer {layer!r}", gradient, tool.on_nonfinite)
-        notes = (f"layer {layer!r} ran {len(calls)} times; call {place} is explained",) if len(calls) > 1 else ()
+        notes: tuple[str, ...] = ()
+        if len(calls) > 1:
+            notes += (f"layer {layer!r} ran {len(calls)} times; call {place} is explained",)
+        if layout is not None and tool.layout is None and is_askew(layout.grid, self._x.shape[2:]):
+            grid, size = ("x".join(map(str, shape)) for shape in (layout.grid, self._x.shape[2:]))
+            notes += (f"the grid {grid} of layer {layer!r} has not the proportions of the input {size}: is it one?",)
         return Features(
             layer=layer,
             activation=activation,

@@ -43,6 +43,11 @@ def survey(model: nn.Module) -> Survey:
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
         raise ModelError(f"{name} is TorchScript: hooks cannot reach its layers; pass the original nn.Module")
+    parts = [type(part) for key, part in inner.named_children() if not key.startswith("_")]
+    if isinstance(inner, torch.fx.GraphModule) and set(parts) <= {nn.Module}:
+        raise ModelError(
+            f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
+        )
     devices: dict[torch.device, None] = {}
     compiled, inference = False, None
     for path, module in inner.named_modules():
