@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from camscope.hooks.checkpoint import recomputing
 
 T = TypeVar("T")
 CALLERS = (F.multi_head_attention_forward, torch.autograd.grad)  # the latter runs checkpoints again
+WEIGHING = (F.linear, F.layer_norm, F.conv1d, F.conv2d, F.conv3d)
 PASSING = ("to", "dropout", "type_as", "contiguous")  # probabilities are still what they were behind these
 PRODUCTS = {"matmul": 0, "bmm": 0, "baddbmm": 1}  # and which argument is the first factor
 
@@ -64,6 +65,8 @@ class Watch(TorchFunctionMode):
             return self._inside(func, args, named)
         if name == "scaled_dot_product_attention":
             return self._fused(func, *args, **named)
+        if func in WEIGHING:  # with parameters that want gradients, it would keep its input for nobody
+            args = tuple(one.detach() if isinstance(one, nn.Parameter) else one for one in args)
         result = func(*args, **named)
         if name == "softmax":
             return self._softmax(result, named.get("dim", args[1] if len(args) > 1 else None))
