@@ -306,7 +306,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),
         (["--preprocess", "imagnet"], "imagnet"),
-        (["--colormap", "pink"], "choose from inferno"),
+        (["--colormap", "pink"], "choose from auto, inferno"),
         (["--alpha", "2"], "--alpha"),
         (["--contour", "0.5,x"], "expected levels"),
         (["--device", "nowhere"], "--device"),

@@ -192,7 +192,7 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
         (["nodule.png", "--methods", "centre", "--layers", "layer4"], 2, "centre has no layer to choose"),
         (["nodule.png", "--classes", "9"], 2, "class 9 is out of range"),
         (["nodule.png", "--methods", "all", "--classes", "9"], 2, "class 9 is out of range"),
-        (["nodule.png", "--colormap", "pink"], 2, "choose from inferno"),
+        (["nodule.png", "--colormap", "pink"], 2, "choose from auto, inferno"),
         (["nodule.png", "-o", "x.gif"], 2, "expected a file of png"),
         (["nodule.png", "--set", "speed=3"], 2, "known: mode"),
     ],

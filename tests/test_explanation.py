@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,16 +166,41 @@ def test_the_colour_bar_names_the_raw_value_of_the_top_colour(monkeypatch):
     one = explanation(image=np.zeros((20, 10, 3), np.uint8), placement=place)
     shown = one.heatmap("image", None)
     assert shown.max() < HEAT.max() - 0.01
-    for ends in bar_ends(monkeypatch, one):
+    for ends in bar_ends(monkeypatch, one, colormap="inferno"):
         assert ends == (0.0, shown.max())
     for ends in bar_ends(monkeypatch, one, scale=(-1.0, 6.0)):
         assert ends == (-1.0, 6.0)
     for ends in bar_ends(monkeypatch, one, colormap="diverging"):
         assert ends == (-abs(shown).max(), abs(shown).max())
-    for ends in bar_ends(monkeypatch, one, scale="symmetric"):
+    for ends in bar_ends(monkeypatch, one, scale="symmetric", colormap="inferno"):
         assert ends == (0.0, abs(shown).max())
-    for ends in bar_ends(monkeypatch, explanation(-abs(HEAT))):
+    for ends in bar_ends(monkeypatch, explanation(-abs(HEAT)), colormap="inferno"):
         assert ends == (0.0, 0.0)
+    for ends in bar_ends(monkeypatch, explanation(-abs(HEAT))):
+        assert ends[0] == -ends[1] < 0
+
+
+def test_a_map_with_negative_values_has_the_diverging_colours_unless_others_are_named():
+    signed, positive = explanation(HEAT - HEAT.mean()), explanation(abs(HEAT))
+    assert (signed.colormap, positive.colormap) == ("diverging", "inferno")
+    np.testing.assert_array_equal(signed.overlay("input"), signed.overlay("input", colormap="diverging"))
+    np.testing.assert_array_equal(positive.overlay("input"), positive.overlay("input", colormap="inferno"))
+    assert not np.array_equal(signed.overlay("input"), signed.overlay("input", colormap="inferno"))
+
+
+def test_single_pixels_are_scaled_by_what_nearly_all_stay_under(monkeypatch):
+    heat = np.linspace(0, 1, 1001).reshape(7, 143).astype(np.float32)
+    heat[0, 0], heat[0, 1] = 1000.0, -500.0  # two outliers
+    one = replace(explanation(heat), input_size=(7, 143), placement=None)
+    top = np.quantile(abs(heat), 0.995)
+    assert 0.99 < top < 1
+    np.testing.assert_allclose(one.heatmap("grid", "auto"), np.clip(heat / top, -1, 1), rtol=1e-6)
+    np.testing.assert_allclose(one.heatmap("grid", "robust"), one.heatmap("grid", "auto"))
+    assert one.heatmap("grid").max() == 1
+    assert one.heatmap("grid")[6, 142] == np.float32(1e-3), "the default divides by the maximum, as ever"
+    coarse = replace(one, input_size=(14, 286))
+    np.testing.assert_allclose(coarse.heatmap("grid", "auto"), coarse.heatmap("grid", "max"))
+    assert replace(one, heat=np.eye(20, 1000, dtype=np.float32)).heatmap("grid", "robust").max() == 1, "most are zero"
 
 
 def test_the_diverging_map_is_white_at_zero_for_every_scale():

@@ -22,7 +22,8 @@ from camscope.geometry import Placement
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
 Size = Literal["image", "input", "grid"]
-Scale = Literal["max", "symmetric"] | tuple[float, float] | None
+Scale = render.Scale | Literal["auto"] | None
+AUTO: Literal["auto"] = "auto"
 
 OK = "ok"
 MEANING = {
@@ -104,23 +105,36 @@ class Explanation:
         """(H,W): which pixels the model was shown; what the preprocessing cropped away is not covered, not cold."""
         return self._placed(size)[1]
 
+    @property
+    def colormap(self) -> str:
+        """The colours that suit the map: diverging, white at zero, where it has negative values; else inferno."""
+        return render.DIVERGING if bool((self.heat < 0).any()) else "inferno"
+
+    def _scale(self, scale: Scale) -> render.Scale | None:
+        """Where it is left open: of a map of single pixels the robust one, else the maximum."""
+        if scale != "auto":
+            return scale
+        return "robust" if self.grid == self.input_size else "max"
+
     def heatmap(self, size: Size = "image", scale: Scale = "max") -> Floats:
         """(H,W): the map on the original image's pixels, on the model's input, or as it is (`size="grid"`).
 
         `scale`: "max" divides by the maximum and clips to 0..1: zero stays zero, a flat positive map is 1 everywhere;
-        (lo, hi) maps that range to 0..1, shared across images; "symmetric" divides by the largest absolute value, -1..1;
-        None leaves score units. Raises GeometryError where the place on the image is unknown.
+        "robust" divides by what 99.5 % of the pixels do not exceed in size, and "auto" is that for a map of single pixels,
+        else "max"; (lo, hi) maps that range to 0..1, shared across images; "symmetric" divides by the largest absolute
+        value, -1..1; None leaves score units. Raises GeometryError where the place on the image is unknown.
         """
         values = self._placed(size)[0]
-        return values if scale is None else _scaled(values, scale)
+        known = self._scale(scale)
+        return values if known is None else render.scaled(values, known)
 
     def overlay(
         self,
         size: Size | None = None,
         *,
-        scale: Scale = "max",
+        scale: Scale = AUTO,
         alpha: float = 0.85,
-        colormap: str = "inferno",
+        colormap: str = AUTO,
         contour: float | Sequence[float] | None = None,
         boxes: float | None = None,
         bar: bool = False,
@@ -132,15 +146,16 @@ class Explanation:
         the size of the model's input.
 
         `contour`: draw outlines at these levels (0..1) instead of colour; `boxes`: draw boxes round what reaches this
-        level instead of colour; `bar`: a colour bar with the raw range at the right; `height`: rows of the picture,
-        for a figure.
+        level instead of colour; `colormap`: a name in `render.COLORMAPS`, or "auto": the one that suits the map's signs;
+        `bar`: a colour bar with the raw range at the right; `height`: rows of the picture, for a figure.
         """
+        known, colormap = self._scale(scale), self.colormap if colormap == AUTO else colormap
         if self.heat.ndim != 2:
-            picture = self._unflat(scale, alpha, colormap, contour, boxes)
+            picture = self._unflat(known, alpha, colormap, contour, boxes)
             return picture if height is None else render.fitted(picture, height, 8 * height)
         size = size or self._best_size()
         picture, (raw, covered) = self._background(size), self._placed(size)
-        values, ends = _shown(raw, scale, colormap)
+        values, ends = render.shown(raw, known, colormap)
         if contour is None and boxes is None:
             picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
         else:
@@ -153,11 +168,13 @@ class Explanation:
             picture = render.fitted(picture, height, 2 * height)
         return render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap)) if bar else picture
 
-    def _unflat(self, scale: Scale, alpha: float, colormap: str, contour: object, boxes: object) -> Pixels:
+    def _unflat(
+        self, scale: render.Scale | None, alpha: float, colormap: str, contour: object, boxes: object
+    ) -> Pixels:
         """A map of one axis, or of three, as a picture."""
         if contour is not None or boxes is not None or self.heat.ndim not in (1, 3):
             raise InputError(f"a map of {self.heat.ndim} axes has colours only, neither outlines nor boxes")
-        values, _ = _shown(self._placed("input")[0], scale, colormap)
+        values, _ = render.shown(self._placed("input")[0], scale, colormap)
         grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
         seen = grey if self.seen is None else self.seen
         if values.ndim == 1:
@@ -285,9 +302,9 @@ def figure(
     explanations: Sequence[Explanation],
     *,
     columns: int | None = None,
-    scale: Scale = "max",
+    scale: Scale = AUTO,
     alpha: float = 0.85,
-    colormap: str = "inferno",
+    colormap: str = AUTO,
     bar: bool = True,
     height: int = 320,
 ) -> Pixels:
@@ -299,12 +316,14 @@ def figure(
     return render.panel(pictures, captions, columns=columns, height=height, flags=flags)
 
 
-def shared_scales(explanations: Sequence[Explanation], colormap: str = "inferno") -> list[Scale]:
+def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[Scale]:
     """One scale for the maps of each method and layer, so that classes can be compared: between methods numbers cannot.
 
     From 0 to the largest value of them all; with the diverging colours from minus to plus the strongest.
     """
-    signed = colormap == render.DIVERGING
+    signed = colormap == render.DIVERGING or (
+        colormap == AUTO and any(one.colormap == render.DIVERGING for one in explanations)
+    )
     largest: dict[object, float] = {}
     keys = [(one.method, one.layer, tuple(sorted(map(str, one.parameters.items())))) for one in explanations]
     for key, one in zip(keys, explanations, strict=True):
@@ -312,37 +331,6 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = "inferno"
         own = float((abs(values) if signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), own)
     return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
-
-
-def _shown(values: Floats, scale: Scale, colormap: str) -> tuple[Floats, tuple[float, float]]:
-    """What a colour map is given, 0..1 or -1..1 for the diverging one, and the raw values at the ends of its bar."""
-    largest = float(abs(values).max(initial=0.0))
-    if isinstance(scale, tuple) and colormap == render.DIVERGING:
-        strongest = max(map(abs, _checked_range(scale)))
-        return np.clip(values, *scale) / strongest, scale
-    if isinstance(scale, tuple):
-        return _scaled(values, scale), scale
-    if colormap == render.DIVERGING and scale in ("max", "symmetric", None):
-        return _scaled(values, "symmetric"), (-largest, largest)
-    if scale == "symmetric":
-        return _scaled(values, "symmetric").clip(0.0), (0.0, largest)
-    return _scaled(values, "max" if scale is None else scale), (0.0, float(values.max(initial=0.0)))
-
-
-def _checked_range(scale: tuple[float, float]) -> tuple[float, float]:
-    if not isinstance(scale, tuple | list) or len(scale) != 2:
-        raise InputError(f"scale={scale!r}: expected 'max', 'symmetric' or (lo, hi)")
-    if not scale[0] < scale[1]:
-        raise InputError(f"scale={scale}: expected (lo, hi) with lo < hi")
-    return scale
-
-
-def _scaled(values: Floats, scale: Literal["max", "symmetric"] | tuple[float, float]) -> Floats:
-    if scale == "symmetric":
-        largest = float(abs(values).max(initial=0.0))
-        return values / largest if largest > 0 else np.zeros_like(values)
-    low, high = (0.0, float(values.max(initial=0.0))) if scale == "max" else _checked_range(scale)
-    return np.clip((values - low) / (high - low), 0.0, 1.0) if high > low else np.zeros_like(values)
 
 
 def _from_facts(facts: dict[str, Any], heat: Floats) -> Explanation:

@@ -86,7 +86,7 @@ class Answers:
         photo, rows, columns = found[0].image, len(self.questions), None
         height = SMALLEST if photo is None else min(LARGEST, max(SMALLEST, photo.shape[0]))
         first = [] if photo is None else [(photo, base.shown(found[0].name), None)]
-        every: list[Scale] = ["max"] * len(found)
+        every: list[Scale] = ["auto"] * len(found)
         scales = shared_scales(found, self.look.colormap) if self.shared_scale else every
         drawn = [
             (self.look.of(one, height, scale), one.caption, one.flag) for one, scale in zip(found, scales, strict=True)

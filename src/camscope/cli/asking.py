@@ -26,7 +26,7 @@ class Look:
     contour: tuple[float, ...] | None = None
     boxes: float | None = None
 
-    def of(self, explanation: "Explanation", height: int, scale: "Scale" = "max") -> "Picture":
+    def of(self, explanation: "Explanation", height: int, scale: "Scale" = "auto") -> "Picture":
         """(height,w,3): the map on its image, with a colour bar where there are colours to read."""
         return explanation.overlay(
             scale=scale,
@@ -43,8 +43,8 @@ def look(colormap: str, alpha: float, contour: str | None = None, boxes: float |
     """Look; typer.BadParameter for no colour map, or no levels."""
     from camscope.render import COLORMAPS
 
-    if colormap not in COLORMAPS:
-        raise typer.BadParameter(f"{colormap!r}; choose from {', '.join(COLORMAPS)}", param_hint="'--colormap'")
+    if colormap not in ("auto", *COLORMAPS):
+        raise typer.BadParameter(f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}", param_hint="'--colormap'")
     try:
         levels = None if contour is None else tuple(map(float, base.split(contour)))
     except ValueError:

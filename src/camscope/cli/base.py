@@ -59,7 +59,9 @@ SetOption = Annotated[
 ]
 ColormapOption = Annotated[
     str,
-    typer.Option("--colormap", metavar="NAME", help="inferno, magma, plasma, viridis, cividis, diverging, turbo, jet."),
+    typer.Option(
+        "--colormap", metavar="NAME", help="auto, inferno, magma, plasma, viridis, cividis, diverging, turbo, jet."
+    ),
 ]
 AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value.")]
 SharedScaleOption = Annotated[

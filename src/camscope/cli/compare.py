@@ -45,7 +45,7 @@ def run(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-compare.")
     ] = None,
     overwrite: base.OverwriteOption = False,
-    colormap: base.ColormapOption = "inferno",
+    colormap: base.ColormapOption = "auto",
     alpha: base.AlphaOption = 0.85,
     shared_scale: base.SharedScaleOption = False,
     columns: Annotated[int | None, typer.Option(min=1, help="Pictures side by side; default: as many as fit.")] = None,
@@ -69,7 +69,7 @@ def run(
     with base.remarks() as remarks:
         found = _compared(tools, path, questions, leave_out=methods == "all")
     figure = found.figure(
-        scale="shared" if shared_scale else "max", alpha=look.alpha, colormap=look.colormap, columns=columns
+        scale="shared" if shared_scale else "auto", alpha=look.alpha, colormap=look.colormap, columns=columns
     )
     write_bytes(file, encode(figure, file.suffix), overwrite=overwrite)
     _tell(found, path, file, remarks)

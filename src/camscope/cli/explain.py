@@ -49,7 +49,7 @@ def run(
         typer.Option("--format", metavar="A,B", help="png, jpg, webp (figures), npz, json (raw maps); default: png."),
     ] = None,
     overwrite: base.OverwriteOption = False,
-    colormap: base.ColormapOption = "inferno",
+    colormap: base.ColormapOption = "auto",
     alpha: base.AlphaOption = 0.85,
     shared_scale: base.SharedScaleOption = False,
     contour: Annotated[

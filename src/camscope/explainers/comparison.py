@@ -25,7 +25,7 @@ from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
 from camscope.explainers.suited import explain_suited
 from camscope.explainers.together import explain_each
-from camscope.explanation import Explanation, Floats, Pixels, Scale, shared_scales
+from camscope.explanation import AUTO, Explanation, Floats, Pixels, Scale, shared_scales
 from camscope.files import write_bytes
 from camscope.targets import Question
 
@@ -70,9 +70,9 @@ class Comparison:
     def figure(
         self,
         *,
-        scale: Scale | Literal["shared"] = "max",
+        scale: Scale | Literal["shared"] = AUTO,
         alpha: float = 0.85,
-        colormap: str = "inferno",
+        colormap: str = AUTO,
         crop: bool = True,
         columns: int | None = None,
         height: int = 256,
@@ -87,6 +87,9 @@ class Comparison:
             raise InputError(
                 f"maps of {axes} axes have no figure yet; take the numbers: table(), or explanations[0].save('a.npz')"
             )
+        if colormap == AUTO:  # one for all, as the legend is
+            signed = any(one.colormap == render.DIVERGING for one in self.explanations)
+            colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
         part = _part_shown(self.explanations) if crop else None
         pictures = [
@@ -270,6 +273,6 @@ def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:
     if isinstance(scale, tuple):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING
-    strongest = "strongest value" if signed or scale == "symmetric" else "maximum"
+    strongest = "strongest value" if signed or scale in ("symmetric", "robust") else "maximum"
     whose = f"{strongest} of a method over the classes" if scale == "shared" else f"{strongest} of each map"
     return f"minus the {strongest}" if signed else "0", whose

@@ -7,6 +7,7 @@ from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
 from camscope.render.overlay import not_covered, overlay
 from camscope.render.panel import beside, captioned, colour_bar, levelled, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
+from camscope.render.scale import Scale, scaled, shown
 from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
 from camscope.render.sheet import Cell, sheet
 from camscope.render.trace import trace
@@ -22,6 +23,7 @@ __all__ = [
     "Cell",
     "Entry",
     "Picture",
+    "Scale",
     "beside",
     "boxes",
     "captioned",
@@ -42,7 +44,9 @@ __all__ = [
     "overlay",
     "panel",
     "regions",
+    "scaled",
     "sheet",
+    "shown",
     "swatches",
     "trace",
 ]
