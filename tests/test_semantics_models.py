@@ -194,6 +194,16 @@ def test_explain_takes_one_input():
         tool.explain(torch.zeros(3, 8, 8, dtype=torch.int64), 1)
 
 
+def test_two_axes_are_a_signal_unless_a_convolution_says_otherwise():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(2), nn.Linear(12, 12), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
+    x = torch.randn(2, 12)
+    tool = GradCAM(model, "2", layout="channels_first")
+    np.testing.assert_array_equal(tool.explain(x, 1).heat, tool.attribute(x[None], 1)[0])
+    with pytest.raises(InputError, match=r"the tensor is \(2, 12\); expected one input \(C,H,W\)"):
+        GradCAM(plain()[0], "middle").explain(x, 1)
+
+
 @pytest.mark.parametrize("model", [None, "resnet18", torch.nn.functional.relu, Plain])
 def test_what_is_not_a_module_is_refused(model):
     with pytest.raises(ModelError, match=r"the model is a \w+; expected a torch.nn.Module"):
