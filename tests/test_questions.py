@@ -427,6 +427,13 @@ def test_of_a_detector_only_a_box_is_asked():
     assert read(1, beside)[0].tolist() == [5.0]
 
 
+def test_places_on_other_axes_than_the_inputs_are_refused():
+    for target in (Region(1), Region(1, point=(1, 1)), Output("logits", Region(1))):
+        for output in ({"logits": torch.zeros(1, 4, 3)}, SimpleNamespace(logits=torch.zeros(1, 4, 3))):
+            with pytest.raises(TargetError, match=r"the output has places \(3,\), the input \(8, 8\): pass a function"):
+                read(target, output)
+
+
 def test_words_tell_questions_apart():
     output = torch.tensor([[1.0, 5.0, 3.0]])
     assert read(lambda out: out[:, 0], output)[1] == "the output of a function"

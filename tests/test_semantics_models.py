@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from camscope import Box, Classes, Difference, Layout, Probability, Region, Text
+from camscope import Output as Part
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
-from camscope.layers import Layout, read_layout
+from camscope.layers import read_layout
 from nets import CASES, Plain, Pooled, Tokens, plain, truth
 from untouched import untouched
 
@@ -945,7 +947,13 @@ def test_what_is_not_a_class_is_refused_before_any_backward(target, words):
     assert model.backwards == 0
 
 
-@pytest.mark.parametrize("target", [3, -1, [0, 1], True, "cow", lambda output: output])
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(3, -1, [0, 1], True, "cow", lambda output: output, Probability(3), Classes([0, 3]), Classes, Difference),
+        *(Part("heads"), Region(1), Box(0, 0, 4, 4), Text("a cat")),
+    ],
+)
 def test_one_bad_class_among_good_ones_is_refused_before_any_backward(target):
     model, x = plain(Watched)
     with pytest.raises(TargetError):

@@ -69,8 +69,11 @@ class Region(OfClass):
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Region":
         """The class, and weights (N,*s) of the output's cells."""
         maps = full_precision(class_maps(output)).detach()
+        grid, size = tuple(maps.shape[2:]), tuple(size) or tuple(maps.shape[2:])
+        if len(grid) != len(size):
+            raise TargetError(f"the output has places {grid}, the input {size}: pass a function output -> (N,)")
         whole = self.mask is None and self.point is None
-        weights = torch.ones_like(maps[:, 0]) if whole else self._weights(maps, tuple(size) or tuple(maps.shape[2:]))
+        weights = torch.ones_like(maps[:, 0]) if whole else self._weights(maps, size)
         known = OfClass.settled(replace(self, weights=weights), output, size, categories)
         if not whole or known.classes is None:
             return known
@@ -101,9 +104,7 @@ class Region(OfClass):
 
     def _weights(self, maps: Tensor, size: tuple[int, ...]) -> Tensor:
         """(N,*s): how much of each cell lies in the region; (N,K,*s) is the output, `size` the input's."""
-        grid = tuple(maps.shape[2:])
-        if len(grid) != len(size):
-            raise TargetError(f"the output has places {grid}, the input {size}: pass a function output -> (N,)")
+        grid = maps.shape[2:]
         if self.mask is None:
             point = self.point or ()
             _expect_axes(point, size)

@@ -51,7 +51,7 @@ class Similarity(Target):
             raise TargetError(
                 f"the references are {', '.join(str(tuple(one.shape)) for one in each)}: expected one length"
             )
-        return replace(self, reference=torch.stack([one.to(each[0]) for one in each]), count=len(images))
+        return replace(self, reference=torch.stack([one.to(each[0].device) for one in each]), count=len(images))
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Similarity":
         """The one prototype (D,)."""
