@@ -56,7 +56,9 @@ class Similarity(Target):
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Similarity":
         """The one prototype (D,)."""
         if not _is_embedding(self.reference):
-            raise TargetError("Similarity to an image: only explain can embed it; pass its embedding (D,)")
+            raise TargetError(
+                "Similarity to an image: only explain can embed it; pass its embedding (D,), or several (P,D)"
+            )
         own, given = embedding_of(output), self.reference
         if given.shape[-1] != own.shape[1] or given.numel() == 0:
             raise TargetError(
