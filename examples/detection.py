@@ -17,7 +17,7 @@ from camscope import Box, GradCAM, LayerCAM
 from camscope.errors import TargetError
 from camscope.phantom import as_input, draw_several, load_phantom_net
 from camscope.render import Box as Rectangle
-from camscope.render import draw_boxes, encode, panel
+from camscope.render import Cell, draw_boxes, encode, sheet
 
 NAMES = ("background", "nodule", "effusion", "pneumothorax")
 STEPS, BATCH, DRAWN = 1200, 8, 800
@@ -91,7 +91,7 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
     """Two boxes of one image, each with a map of its own."""
     model = detector()
     train(model, steps)
-    pictures, captions = [], []
+    rows = []
     for seed in (3, 4, 5):
         image, found = radiograph(seed)
         x = as_input(image[None])[0]
@@ -105,23 +105,23 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
         edges = [[round(ENLARGED * edge) for edge in corners] for corners in sure]
         rectangles = [Rectangle(left, top, right - left, bottom - top, 1.0) for left, top, right, bottom in edges]
         large = image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
-        pictures.append(draw_boxes(large, rectangles))
-        captions.append("detections over 0.5")
+        row: list[Cell | None] = [Cell(draw_boxes(large, rectangles), "detections over 0.5")]
+        rows.append(row)
         for name, mask in found.items():
             for method in (LayerCAM, GradCAM):
                 try:
                     one = method(model, "backbone.body.layer4", categories=NAMES).explain(x, Box(*box(mask), of=name))
                 except TargetError as missed:  # no detection there: nothing to explain
                     print(f"{seed}  {name}: {missed}")
+                    row.append(None)
                     continue
                 inside = one.heatmap(scale=None).clip(min=0)
                 share = inside[mask].sum() / inside.sum()
                 print(
                     f"{seed}  {one.caption}: {share:.2f} of its energy in the finding ({mask.mean():.3f} of the image)"
                 )
-                pictures.append(one.overlay())
-                captions.append(f"{method.name}: {name} · {share:.2f} inside")
-    (folder / "detection.png").write_bytes(encode(panel(pictures, captions, columns=5, height=288), ".png"))
+                row.append(Cell(one.overlay(), f"{method.name}: {name} · {share:.2f} inside"))
+    (folder / "detection.png").write_bytes(encode(sheet(rows, columns=5, height=288), ".png"))
     print("detection.png")
 
 

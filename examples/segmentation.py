@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camscope import GradCAM, HiResCAM, Region
 from camscope.errors import TargetError
 from camscope.phantom import CATEGORIES, as_input, draw_several, load_phantom_net
-from camscope.render import draw_contours, encode, panel
+from camscope.render import Cell, draw_contours, encode, sheet
 
 STEPS, BATCH, DRAWN = 400, 8, 600
 ENLARGED = 3  # times, before the outline is drawn, so that it is thin
@@ -69,7 +69,7 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
     """The same image asked for each finding: by its class, by a point in it, by its mask."""
     model = Segmenter().eval()
     train(model, steps)
-    pictures, captions = [], []
+    rows = []
     for seed in (3, 4, 5):
         image, masks = radiograph(seed)
         x = as_input(image[None])[0]
@@ -77,12 +77,12 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
             answer = model(x[None])["out"][0].argmax(0).numpy()
         large = image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
         said = (answer > 0).repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1).astype(float)
-        pictures.append(draw_contours(large, said, 0.5))
-        captions.append("what the net finds")
+        row: list[Cell | None] = [Cell(draw_contours(large, said, 0.5), "what the net finds")]
+        rows.append(row)
         for name, mask in masks.items():
-            rows, columns = np.nonzero(mask)
-            middle = len(rows) // 2
-            point = (float(columns[middle]) + 0.5, float(rows[middle]) + 0.5)
+            down, across = np.nonzero(mask)
+            middle = len(down) // 2
+            point = (float(across[middle]) + 0.5, float(down[middle]) + 0.5)
             for method, region in (
                 (GradCAM, Region(of=name)),
                 (GradCAM, Region(of=name, point=point)),
@@ -92,15 +92,16 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
                     one = method(model, categories=CATEGORIES).explain(x, region)
                 except TargetError as nowhere:  # the net does not find it: nothing to explain
                     print(f"{seed}  {name}: {nowhere}")
+                    row.append(None)
                     continue
                 inside = one.heatmap(scale=None).clip(min=0)
                 share = inside[mask].sum() / inside.sum()
                 print(
                     f"{seed}  {one.caption}: {share:.2f} of its energy in the finding ({mask.mean():.3f} of the image)"
                 )
-                pictures.append(one.overlay())
-                captions.append(f"{method.name}: {one.label.removesuffix(' of the input')} · {share:.2f} inside")
-    (folder / "segmentation.png").write_bytes(encode(panel(pictures, captions, columns=7, height=240), ".png"))
+                words = one.label.removesuffix(" of the input")
+                row.append(Cell(one.overlay(), f"{method.name}: {words} · {share:.2f} inside"))
+    (folder / "segmentation.png").write_bytes(encode(sheet(rows, columns=7, height=240), ".png"))
     print("segmentation.png")
 
 

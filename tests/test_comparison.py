@@ -434,16 +434,19 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
 
 
 @quiet
-def test_a_volume_has_numbers_and_no_figure(tmp_path):
-    model, x = CASES["volume"].make()
+@pytest.mark.parametrize("case", ["signal", "volume"])
+def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):
+    model, x = CASES[case].make()
     found = compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[1])
     assert found.correlations().shape == (2, 2)
-    assert found._repr_png_() is None
-    assert "features" in found._repr_html_()
-    for refused in (found.figure, lambda: found.save(tmp_path / "a.png")):
-        with pytest.raises(InputError, match=r"maps of 3 axes have no figure yet.*explanations\[0\]\.save\('a\.npz'\)"):
+    first, own = found._cells([one.overlay() for one in found.explanations], None)[0][:2]
+    assert first.caption == found.rows[0]
+    np.testing.assert_array_equal(first.picture, found.explanations[0].overlay(alpha=0))
+    assert first.picture.shape == own.picture.shape
+    assert found.save(tmp_path / "a.png").read_bytes() == found._repr_png_()
+    for refused in (found.explanations[0].boxes, found.explanations[0].contours):
+        with pytest.raises(InputError, match=rf"a map .* of {x.ndim - 2} axes has neither outlines nor boxes"):
             refused()
-    assert Explanation.load(found.explanations[0].save(tmp_path / "a.npz")).grid == found.explanations[0].grid
 
 
 # What goes wrong

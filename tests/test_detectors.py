@@ -1,5 +1,6 @@
 """torchvision's detectors, as they are: a box of theirs has a map, at its place."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +8,7 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from camscope import Box, GradCAM, HiResCAM, LayerCAM
+from camscope import Augmented, Box, GradCAM, HiResCAM, LayerCAM, RefineCAM, Region
 from camscope.errors import TargetError
 from camscope.explainers.grids import first_part
 from untouched import untouched
@@ -119,3 +120,40 @@ def test_the_first_part_of_a_map_by_hand():
     ramp = torch.arange(4.0).expand(1, 2, 4)
     assert first_part(ramp, (1.0, 0.5))[0, 0].tolist() == [0.0, 0.25, 0.75, 1.25]
     torch.testing.assert_close(first_part(ramp, (1.0, 1.0)), ramp)
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.parametrize("target", [None, 1, Region(1)])
+def test_a_class_without_a_box_is_refused_whatever_the_number_of_detections(limit, target):
+    model, x = detector(RetinaNet)
+    model.detections_per_img = limit
+    with untouched(model.backbone, x), pytest.raises(TargetError, match=r"a detector's.*pass target=Box\(x0"):
+        LayerCAM(model, "backbone.2").explain(x[0], target)
+
+
+class Levels(nn.Module):
+    """A large box is read off the coarse level of its backbone, a small one, in the corner, off the fine one."""
+
+    def __init__(self):
+        super().__init__()
+        parts = {"fine": nn.Conv2d(3, 4, 2, 2), "coarse": nn.Conv2d(4, 4, 2, 2)}
+        self.backbone, self.head = nn.ModuleDict(parts), nn.Linear(4, 1)
+
+    def forward(self, x):
+        fine = torch.tanh(self.backbone["fine"](x))
+        coarse = torch.tanh(self.backbone["coarse"](fine))
+        scores = torch.cat([self.head(coarse.mean((2, 3))), self.head(fine[:, :, 0, 0])], 1).sigmoid()
+        boxes, labels = x.new_tensor([[0, 0, 16, 16], [0, 0, 2, 2]]), torch.tensor([0, 0])
+        return [{"boxes": boxes, "labels": labels, "scores": one} for one in scores]
+
+
+@pytest.mark.parametrize("wrap", [HiResCAM, RefineCAM, lambda model: Augmented(HiResCAM(model), flips=False)])
+def test_each_of_several_boxes_has_the_layer_that_it_is_read_off(wrap):
+    torch.manual_seed(0)
+    tool, x = wrap(Levels().double()), torch.randn(3, 16, 16, dtype=torch.float64)
+    large, small = Box(0, 0, 16, 16), Box(0, 0, 2, 2)
+    found = tool.explain_classes(x, [large, small, large])
+    assert [one.layer.rpartition(".")[2] for one in found] == ["coarse", "fine", "coarse"]
+    assert all(one.status != "zero_gradient" for one in found)
+    for one, question in zip(found, (large, small, large), strict=True):
+        np.testing.assert_allclose(one.heat, tool.explain(x, question).heat, rtol=1e-12)

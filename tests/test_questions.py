@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import Box, Class, Classes, Output, Preprocess, Probability, Region, Similarity, Text
+from camscope import Box, Class, Classes, Difference, Output, Preprocess, Probability, Region, Similarity, Text
 from camscope.cards import ModelCard, attach_card
 from camscope.errors import TargetError
 from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
@@ -245,6 +245,20 @@ def test_another_image_is_embedded_by_the_model_itself():
     assert several.label == "similarity to a prototype of 2"
 
 
+def test_a_reference_of_a_model_of_signals_is_a_signal():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 5, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten()).double()
+    x = torch.randn(3, 2, 12, dtype=torch.float64)
+    tool, own = HiResCAM(model, "0"), model(x).detach()
+    found = tool.explain(x[0], Similarity(x[1]))
+    np.testing.assert_allclose(found.heat, tool.explain(x[0], Similarity(own[1])).heat, rtol=1e-10)
+    prototype = tool.explain(x[0], Similarity([own[1], x[2]]))
+    np.testing.assert_allclose(prototype.heat, tool.explain(x[0], Similarity(own[1:])).heat, rtol=1e-10)
+    assert prototype.label == "similarity to a prototype of 2"
+    with pytest.raises(TargetError, match=r"the references are \(5,\), \(4,\): expected one length"):
+        tool.explain(x[0], Similarity([own[1], own[1, :4]]))
+
+
 def test_a_text_is_encoded_by_what_is_given_or_known_of_the_model():
     model, x = plain()
     words = {"a cat": torch.tensor([1.0, 0.0, 0.0]), "a dog": torch.tensor([0.0, 2.0, 0.0])}
@@ -277,7 +291,204 @@ def test_a_part_of_the_output_by_key_index_and_attribute():
             read(Output(name), nested, 2)
 
 
+# --- what is no question
+
+
+@pytest.mark.parametrize("kind", [Class, Probability, Region, lambda of: Box(0, 0, 4, 4, of)])
+def test_a_class_inside_a_question_is_what_it_is_as_a_target(kind):
+    for one in (np.int64(1), np.uint8(1), torch.tensor(1), np.array(1)):
+        assert type(kind(one).of) is int
+        assert kind(one).of == 1
+    for wrong, saying in (
+        (1.5, "target 1.5 is a float"),
+        (True, "target True is a bool"),
+        ([1], r"of=\[1\] of a \w+: expected one class index or name"),
+        (-1, "class -1 is negative"),
+        (Difference(0, 1), r"of=Difference\(a=0, b=1\) of a \w+: expected one class"),
+        ({"class": 1}, "is a dict"),
+    ):
+        with pytest.raises(TargetError, match=saying):
+            kind(wrong)
+
+
+def test_several_classes_may_come_as_an_array_but_none_twice():
+    output = torch.tensor([[1.0, 5.0, 3.0]])
+    for some in (np.array([0, 2]), torch.tensor([0, 2]), (np.int64(0), torch.tensor(2)), range(0, 3, 2)):
+        assert Classes(some)(output).tolist() == [2.0]
+        assert read(Classes(some), output)[0].tolist() == [2.0]
+    for wrong, saying in (
+        ([1, 1], "a class twice"),
+        (torch.tensor([1, 1]), "a class twice"),
+        ([True, 2], "is a bool"),
+        ([0, None], "of=None of a Classes"),
+        ([[0], [1]], r"of=\[0\] of a Classes"),
+        (np.array([]), "a list of classes"),
+        (torch.tensor(1), "a list of classes"),
+        (None, "a list of classes"),
+    ):
+        with pytest.raises(TargetError, match=saying):
+            Classes(wrong)
+    with pytest.raises(TargetError, match="a class twice"):
+        read(Classes(["cat", 0]), output, categories=NAMES)
+    with pytest.raises(TargetError, match="class 3 is out of range"):
+        Classes([0, 3])(output)
+
+
+@pytest.mark.parametrize(
+    ("make", "saying"),
+    [
+        (lambda: Region(point=5), r"point=5 of a Region: expected finite numbers \(x, y\)"),
+        (lambda: Region(point="ab"), "point='ab' of a Region"),
+        (lambda: Region(point=(1, None)), "finite numbers"),
+        (lambda: Region(point=(1, math.nan)), "finite numbers"),
+        (lambda: Region(mask=[[1, 0], [1]]), "rows of different lengths"),
+        (lambda: Region(mask=[["a", "b"]]), "no array of numbers"),
+        (lambda: Region(mask=np.array([[0, math.nan]])), "NaN"),
+        (lambda: Region(mask=torch.tensor([[1, math.nan]])), "NaN"),
+        (lambda: Box("a", 0, 4, 4), r"Box\('a', 0, 4, 4\): expected four finite numbers"),
+        (lambda: Box(0, 0, 4, None), "four finite numbers"),
+        (lambda: Box(0, 0, 4, math.inf), "four finite numbers"),
+        (lambda: Box(0, 0, 4, math.nan), "four finite numbers"),
+        (lambda: Output(1.5), r"Output\(1.5\): expected a key, an index or an attribute"),
+        (lambda: Output(None), r"Output\(None\)"),
+        (lambda: Output(True), r"Output\(True\)"),
+        (lambda: Text("a cat", encode="clip"), "encode='clip' of a Text: expected a function"),
+        (lambda: Text(5), "expected a sentence"),
+        (
+            lambda: Score(nn.Identity(), Classes),
+            r"the target is the class Classes itself: pass one of it, e.g. Classes\(",
+        ),
+        (lambda: Score(nn.Identity(), Difference), "the class Difference itself"),
+        (lambda: read([Region, 1], torch.zeros(2, 3), 2), "the class Region itself"),
+    ],
+)
+def test_what_is_no_question_is_one_clear_error(make, saying):
+    with pytest.raises(TargetError, match=saying):
+        make()
+
+
+def test_numbers_of_any_library_are_numbers():
+    assert Region(point=torch.tensor([1, 2])).point == (1, 2)
+    assert Region(point=np.array([1.5, 2])).point == (1.5, 2)
+    assert Box(*torch.tensor([0.0, 1.0, 4.0, 5.0], requires_grad=True), of=np.int8(2)).corners == (0, 1, 4, 5)
+    assert read(Output(np.int64(1)), (torch.zeros(1, 2), torch.ones(1, 2)))[0].tolist() == [1]
+
+
+def test_a_question_asked_without_a_first_pass_is_right_or_an_error():
+    output = torch.tensor([[1.0, 5.0, 3.0]])
+    for wrong, saying in ((Probability("cat"), "categories are not known"), (Probability(3), "out of range")):
+        with pytest.raises(TargetError, match=saying):
+            wrong(output)
+    with pytest.raises(TargetError, match="settled by a first pass"):
+        Region(0, point=(0, 0))(torch.zeros(1, 2, 4, 4))
+
+
+def test_a_place_that_is_not_on_the_input_is_refused_with_or_without_an_image():
+    model, x = plain(Dense)
+    tool, other = HiResCAM(model, "middle"), np.zeros((4, 4))
+    other[0] = 1
+    for wrong, saying in (
+        (Region(1, mask=other), r"the mask is \(4, 4\); expected .*the model's input \(8, 8\)"),
+        (Region(1, mask=np.ones((1, 8, 8))), r"the mask is \(1, 8, 8\)"),
+        (Region(1, point=(-3, 2)), r"the point \(-3, 2\) lies outside"),
+        (Region(1, point=(2, 8)), r"the point \(2, 8\) lies outside"),
+        (Region(1, point=(1, 2, 3)), r"the point \(1, 2, 3\) has 3 numbers; expected 2"),
+        (Region(7, point=(1, 2)), "class 7 is out of range"),
+    ):
+        for ask in (lambda one: tool.attribute(x, one), lambda one: tool.explain(x[0], one)):
+            with pytest.raises(TargetError, match=saying):
+                ask(wrong)
+
+
+def test_a_detectors_classes_are_those_of_its_logits_or_its_categories():
+    queries = SimpleNamespace(logits=torch.zeros(1, 1, 3), pred_boxes=torch.tensor([[[0.5, 0.5, 1.0, 1.0]]]))
+    with pytest.raises(TargetError, match=r"class 2 is out of range: the model has 2 classes"):
+        read(Box(0, 0, 8, 8, 2), queries)
+    one = [listed(((0.0, 0.0, 8.0, 8.0), 1, 0.5))]
+    with pytest.raises(TargetError, match=r"class 9 is out of range: the model has 3 classes"):
+        read(Box(0, 0, 8, 8, 9), one, categories=NAMES)
+    with pytest.raises(TargetError, match="no detection that overlaps"):
+        read(Box(0, 0, 8, 8, 9), one)
+
+
+def test_of_a_detector_only_a_box_is_asked():
+    rows = [listed(((0.0, 0.0, 4.0, 4.0), 2, 0.5))]
+    queries = SimpleNamespace(logits=torch.zeros(1, 4, 3), pred_boxes=torch.zeros(1, 4, 4))
+    for output in (
+        rows,
+        [listed(((0.0, 0.0, 4.0, 4.0), 2, 0.5), ((1.0, 1.0, 4.0, 4.0), 1, 0.5))],
+        queries,
+        vars(queries),
+    ):
+        for target in (None, 2, Classes([0, 1]), Probability(1), Region(1), Region(1, point=(1, 1))):
+            with pytest.raises(TargetError, match=r"a detector's.*pass target=Box"):
+                read(target, output)
+    beside = {"logits": torch.tensor([[1.0, 5.0]]), "pred_boxes": torch.zeros(1, 4)}  # one box an image has one class
+    assert read(1, beside)[0].tolist() == [5.0]
+
+
+def test_places_on_other_axes_than_the_inputs_are_refused():
+    for target in (Region(1), Region(1, point=(1, 1)), Output("logits", Region(1))):
+        for output in ({"logits": torch.zeros(1, 4, 3)}, SimpleNamespace(logits=torch.zeros(1, 4, 3))):
+            with pytest.raises(TargetError, match=r"the output has places \(3,\), the input \(8, 8\): pass a function"):
+                read(target, output)
+
+
+def test_words_tell_questions_apart():
+    output = torch.tensor([[1.0, 5.0, 3.0]])
+    assert read(lambda out: out[:, 0], output)[1] == "the output of a function"
+    assert read(Probability(1, multilabel=True), output)[1] == "log-probability of class 1 by itself"
+    assert read(Probability(1), output)[1] == "log-probability of class 1"
+
+
 # --- through the methods
+
+
+class Queries(Plain):
+    """Two queries, as DETR has them: the left half reads the left half of the input, the right one the right."""
+
+    def after(self, y):
+        halves = torch.sigmoid(self.last(F.elu(y))).unflatten(3, (2, -1)).mean((2, 4)).transpose(1, 2)
+        boxes = halves.new_tensor([[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]]).expand(len(y), 2, 4)
+        return SimpleNamespace(logits=self.head(halves), pred_boxes=boxes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "questions"),
+    [
+        (Dense, [Region(1, point=(1, 2)), Region(1, point=(6, 5)), Region(2)]),
+        (Queries, [Box(0, 0, 4, 8, 0), Box(4, 0, 8, 8, 1)]),
+    ],
+)
+def test_several_questions_know_the_size_of_the_input(kind, questions):
+    model, x = plain(kind)
+    tool = HiResCAM(model, "middle")
+    for one, question in zip(tool.explain_classes(x[0], questions), questions, strict=True):
+        np.testing.assert_array_equal(one.heat, tool.explain(x[0], question).heat)
+
+
+class Stages(nn.Module):
+    """A class score at every place, of two resolutions: its backbone is no more than its first stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Tanh())
+        self.neck, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x):
+        return {"out": self.head(torch.tanh(self.neck(self.backbone(x)))), "aux": x}
+
+
+def test_a_question_of_a_place_has_its_layer_however_it_is_wrapped():
+    torch.manual_seed(0)
+    model, x = Stages().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    question = Region(1, point=(1, 2))
+    tool = HiResCAM(model)
+    alone = tool.explain(x[0], question)
+    assert alone.layer == "backbone"
+    for same in (tool.explain(x[0], Output("out", question)), tool.explain_batch(list(x), [question, Region(2)])[0]):
+        assert same.layer == alone.layer
+        np.testing.assert_allclose(same.heat, alone.heat, rtol=1e-10)
 
 
 def test_every_sample_of_a_batch_is_asked_its_own_question():

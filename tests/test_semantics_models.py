@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from camscope import Box, Classes, Difference, Layout, Probability, Region, Text
+from camscope import Output as Part
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
-from camscope.layers import Layout, Seen, read_layout
+from camscope.layers import Seen, read_layout
 from nets import CASES, Plain, Pooled, Tokens, plain, truth
 from untouched import untouched
 
@@ -202,6 +204,16 @@ def test_explain_takes_one_input():
         tool.explain(torch.zeros(2, 3, 8, 8), 1)
     with pytest.raises(InputError, match=r"is torch.int64: pass a float tensor"):
         tool.explain(torch.zeros(3, 8, 8, dtype=torch.int64), 1)
+
+
+def test_two_axes_are_a_signal_unless_a_convolution_says_otherwise():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(2), nn.Linear(12, 12), nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
+    x = torch.randn(2, 12)
+    tool = GradCAM(model, "2", layout="channels_first")
+    np.testing.assert_array_equal(tool.explain(x, 1).heat, tool.attribute(x[None], 1)[0])
+    with pytest.raises(InputError, match=r"the tensor is \(2, 12\); expected one input \(C,H,W\)"):
+        GradCAM(plain()[0], "middle").explain(x, 1)
 
 
 @pytest.mark.parametrize("model", [None, "resnet18", torch.nn.functional.relu, Plain])
@@ -1001,7 +1013,13 @@ def test_what_is_not_a_class_is_refused_before_any_backward(target, words):
     assert model.backwards == 0
 
 
-@pytest.mark.parametrize("target", [3, -1, [0, 1], True, "cow", lambda output: output])
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(3, -1, [0, 1], True, "cow", lambda output: output, Probability(3), Classes([0, 3]), Classes, Difference),
+        *(Part("heads"), Region(1), Box(0, 0, 4, 4), Text("a cat")),
+    ],
+)
 def test_one_bad_class_among_good_ones_is_refused_before_any_backward(target):
     model, x = plain(Watched)
     with pytest.raises(TargetError):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from camscope import Box, Output, Region, Target
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
@@ -177,6 +178,96 @@ def test_shrinking_averages_what_it_drops_whatever_the_rank():
     deep = flat[:, :, None].expand(-1, -1, 4, -1, -1)
     torch.testing.assert_close(resized(deep, (2, 5, 7)), resized(flat, (5, 7))[:, :, None].expand(-1, -1, 2, -1, -1))
     assert resized(flat.half(), (5, 7)).dtype == torch.float16
+
+
+class Places(nn.Module):
+    """Sees each cell by itself and answers for each: whatever it is asked, under every flip it says the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Tanh())
+        self.head = nn.Conv2d(5, 3, 1)
+
+    def forward(self, x):
+        return {"out": self.head(self.features(x)), "aux": torch.zeros(len(x), 2)}
+
+
+class Parts(Places):
+    """A detection in each of 2 x 4 parts of the input."""
+
+    def forward(self, x):
+        height, width = x.shape[2] / 2, x.shape[3] / 4
+        corners = [(j * width, i * height, (j + 1) * width, (i + 1) * height) for i in range(2) for j in range(4)]
+        scores = F.adaptive_avg_pool2d(super().forward(x)["out"][:, 1], (2, 4)).flatten(1).sigmoid()
+        labels = torch.ones(8, dtype=torch.int64)
+        return [{"boxes": x.new_tensor(corners), "labels": labels, "scores": one} for one in scores]
+
+
+class Queries(Parts):
+    """The same detections, as DETR returns them."""
+
+    def forward(self, x):
+        found, size = super().forward(x), x.new_tensor([x.shape[3], x.shape[2]])
+        boxes = torch.stack([one["boxes"] for one in found]).unflatten(2, (2, 2))
+        boxes = torch.cat([boxes.mean(2) / size, boxes.diff(dim=2)[:, :, 0] / size], 2)
+        chances = torch.stack([one["scores"] for one in found])[..., None]
+        return {"pred_boxes": boxes, "logits": torch.cat([-100 + chances * 0, chances, 0 * chances], 2)}
+
+
+CORNER = np.zeros((8, 8), bool)
+CORNER[:4, :2] = True
+PLACED = [
+    (Places, Region(1, mask=CORNER)),
+    (Places, Region(1, point=(1.5, 2.5))),
+    (Places, Output("out", Region(1, mask=CORNER))),
+    (Parts, Box(0, 0, 2, 4)),
+    (Queries, Box(0, 0, 2, 4)),
+    (Places, Region(1)),
+]
+
+
+def asked_of_a_place(kind):
+    torch.manual_seed(3)
+    return kind().double().eval(), inputs(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(("kind", "question"), PLACED)
+def test_a_question_of_a_place_goes_along_with_every_flip(kind, question):
+    model, x = asked_of_a_place(kind)
+    tool = HiResCAM(model, "features")
+    right = tool.attribute(x, question)
+    assert right.any()
+    for flips in (True, 0, (0, 1)):
+        torch.testing.assert_close(Augmented(tool, flips).attribute(x, question), right, rtol=1e-9, atol=1e-14)
+    several = Augmented(tool, (0, 1)).explain_batch(list(x), [question, question])
+    torch.testing.assert_close(torch.stack([torch.from_numpy(one.heat) for one in several]), right)
+
+
+@pytest.mark.parametrize(("kind", "question"), PLACED[:-1])
+def test_a_question_of_a_place_goes_along_with_every_scale(kind, question):
+    model, x = asked_of_a_place(kind)
+    made = Augmented(HiResCAM(model, "features"), True, (0.5, 2.0)).attribute(x, question)
+    inside = F.max_pool2d(torch.from_numpy(CORNER).double()[None], 3, 1, 1)[0] > 0  # between cells it is interpolated
+    assert made[:, inside].any()
+    assert not made[:, ~inside].any()
+
+
+def test_a_place_that_cannot_be_carried_along_is_an_error():
+    class Mine(Target):
+        dense = True
+
+        def __call__(self, output):
+            return output["out"][:, 1, 0, 0]
+
+        def words(self, sample, name):
+            return "mine"
+
+    model, x = asked_of_a_place(Places)
+    with pytest.raises(
+        TargetError, match=r"Mine is of one place: write its viewed\(flips, size\), or explain one view"
+    ):
+        Augmented(HiResCAM(model, "features")).attribute(x, Mine())
+    assert HiResCAM(model, "features").attribute(x, Mine()).any()
 
 
 class Sided(nn.Module):

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from camscope.geometry import Placement
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
+    from camscope.layers import Layout
     from camscope.models import load_model
     from camscope.targets import (
         Box,
@@ -125,6 +126,7 @@ __all__ = [
     "InputXGradient",
     "IntegratedGradients",
     "LayerCAM",
+    "Layout",
     "LeGrad",
     "OptiCAM",
     "Output",
@@ -173,6 +175,7 @@ _NAMES = {
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
+    "camscope.layers": "Layout",
     "camscope.models": "load_model",
     "camscope.targets": "Box Class Classes Difference Output Probability Region Similarity Target Text",
 }

@@ -173,7 +173,7 @@ class Explanation:
     ) -> Pixels:
         """A map of one axis, or of three, as a picture."""
         if contour is not None or boxes is not None or self.heat.ndim not in (1, 3):
-            raise InputError(f"a map of {self.heat.ndim} axes has colours only, neither outlines nor boxes")
+            self._expect_flat()
         values, _ = render.shown(self._placed("input")[0], scale, colormap)
         grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
         seen = grey if self.seen is None else self.seen
@@ -182,12 +182,21 @@ class Explanation:
         in_time = bool((seen[..., 0] != seen[..., 1]).any())  # a volume is grey; a video's frames follow one another
         return render.frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MOST if in_time else 4)
 
+    def _expect_flat(self) -> None:
+        if self.heat.ndim != 2:
+            raise InputError(
+                f"a map {self.grid} of {self.heat.ndim} axes has neither outlines nor boxes: take heatmap(), its numbers, or "
+                f"of one of 3 axes a slice"
+            )
+
     def contours(self, level: float = 0.5, size: Size | None = None) -> list[Floats]:
         """Polygons (M,2) in (row, column) pixels round what reaches `level` times the maximum."""
+        self._expect_flat()
         return list(render.contours(self.heatmap(size or self._best_size()), level))
 
     def boxes(self, threshold: float = 0.5, size: Size | None = None) -> list[render.Box]:
         """Boxes in pixels round what reaches `threshold` times the maximum, the hottest first."""
+        self._expect_flat()
         return render.boxes(self.heatmap(size or self._best_size()), threshold)
 
     def show(self) -> None:

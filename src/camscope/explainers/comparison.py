@@ -77,16 +77,12 @@ class Comparison:
         columns: int | None = None,
         height: int = 256,
     ) -> Pixels:
-        """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`.
+        """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`, of every rank.
 
         `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
         between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
         marking it. `columns`: pictures side by side; `height`: rows of a picture.
         """
-        if (axes := self.explanations[0].heat.ndim) != 2:
-            raise InputError(
-                f"maps of {axes} axes have no figure yet; take the numbers: table(), or explanations[0].save('a.npz')"
-            )
         if colormap == AUTO:  # one for all, as the legend is
             signed = any(one.colormap == render.DIVERGING for one in self.explanations)
             colormap = render.DIVERGING if signed else "inferno"
@@ -106,6 +102,8 @@ class Comparison:
         """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
         first, drawn = self.explanations[0], {}
         photo = first.image if first.image is not None else first.seen
+        if photo is not None and first.heat.ndim != 2:  # a signal or a volume, as a picture
+            photo = first.overlay(alpha=0)
         for picture, one, entry in zip(pictures, self.explanations, self.entries, strict=True):
             own = one.answer if one.label != self._asked(entry.question).label else None
             caption = " · ".join(filter(None, (self.columns[entry.column], own)))
@@ -140,7 +138,7 @@ class Comparison:
         return write_bytes(path, render.encode(self.figure(), suffix), overwrite=overwrite)
 
     def _repr_png_(self) -> bytes | None:
-        return render.encode(self.figure(), ".png") if self.explanations[0].heat.ndim == 2 else None
+        return render.encode(self.figure(), ".png") if self.explanations[0].heat.ndim <= 3 else None
 
     def _repr_html_(self) -> str:
         picture, words = self._repr_png_(), html.escape(self.title)

@@ -1,6 +1,6 @@
 """What `explain` is given: an image of any kind, or a tensor that already is the model's input."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,8 @@ def read_item(
 ) -> Item:
     """An image brought to the model's device and type by its preprocessing, or a float tensor as it is."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
-        x = _single(source, spatial_rank(model))
+        signal = source.ndim == 2 and next(_convolutions(model), None) is None
+        x = _single(source, 1 if signal else spatial_rank(model))
         return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, _picture(x, preprocess))
     from camscope.images.photo import read_photo
 
@@ -67,11 +68,14 @@ def read_item(
 
 def spatial_rank(model: nn.Module) -> int:
     """Spatial axes of the model's input: those of its first convolution; 2 without one."""
+    return next(_convolutions(model), 2)
+
+
+def _convolutions(model: nn.Module) -> Iterator[int]:
+    """The spatial axes of each."""
+    ranks = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
     for module in model.modules():
-        for rank, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), start=1):
-            if isinstance(module, kind):
-                return rank
-    return 2
+        yield from (rank for kind, rank in ranks.items() if isinstance(module, kind))
 
 
 def _single(x: Tensor, rank: int) -> Tensor:

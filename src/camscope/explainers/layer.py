@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -84,19 +85,22 @@ class LayerExplainer(Explainer):
 
     @staticmethod
     def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
-        """[method][score]: one forward pass and one backward pass a score, whatever the layers.
+        """[method][score]: one forward pass and one backward pass a score, whatever the layers that are named.
 
-        What only combines does so at once, so that one score's gradients are held; the others follow, without hooks.
+        One more forward pass wherever the layer that is chosen changes: questions of places may have several. What only
+        combines does so at once, so that one score's gradients are held; the others follow, without hooks.
         """
         own = [tool for tool in tools if isinstance(tool, LayerExplainer)]
-        unnamed = next((tool._choose(x, scores[0]) for tool in own if tool.layer is None), None)
-        layers = [str(unnamed if tool.layer is None else tool.layer) for tool in own]
+        chooser = next((tool for tool in own if tool.layer is None), None)
+        chosen = [chooser and chooser._choose(x, score) for score in scores]
         made: list[list[Maps | Later]] = [[] for _ in own]
-        with Pass(own, layers, x, scores) as shared:
-            for i in range(len(scores)):
-                for t, features in shared.features(i):
-                    later = partial(attempted, own[t], partial(own[t]._maps, features), x)
-                    made[t].append(later if own[t].runs_model else later())
+        for unnamed, numbers in groupby(range(len(scores)), chosen.__getitem__):
+            layers, some = [str(tool.layer or unnamed) for tool in own], [scores[i] for i in numbers]
+            with Pass(own, layers, x, some) as shared:
+                for i in range(len(some)):
+                    for t, features in shared.features(i):
+                        later = partial(attempted, own[t], partial(own[t]._maps, features), x)
+                        made[t].append(later if own[t].runs_model else later())
         return made
 
     def _maps(self, features: Features) -> Maps:

@@ -5,6 +5,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
+from functools import partial
+from itertools import groupby
 from typing import ClassVar, Self
 
 import torch
@@ -67,13 +69,18 @@ class RefineCAM(Explainer):
         return self.maps(x, [score])[0].heat
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
-        """One forward pass for all layers, one backward pass a score."""
-        layers = self._stages(x, scores[0]) if self.layers is None else list(self.layers)
+        """One forward pass for all layers, one backward pass a score; where layers are chosen, for those of each score."""
+        if self.layers is not None:
+            return self._at(self.layers, x, scores)
+        found = groupby(scores, partial(self._stages, x))
+        return [one for layers, some in found for one in self._at(layers, x, list(some))]
+
+    def _at(self, layers: Sequence[str | nn.Module], x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         columns = zip(*together([replace(self._base, layer=layer) for layer in layers], x, scores), strict=True)
         made = [gathered(maps, _product([one.heat for one in maps]), STRETCHED) for maps in columns]
         if self.layers is not None:
             return made
-        chosen = f"layers {', '.join(layers)} were chosen"
+        chosen = f"layers {', '.join(map(str, layers))} were chosen"
         if len(layers) == 1:
             chosen = f"layer {layers[0]!r} was chosen: the model has one resolution, and nothing refines it"
         return [replace(one, notes=(chosen, *one.notes)) for one in made]

@@ -139,7 +139,9 @@ def asking(known: Survey, tool: Settings, x: Tensor, companions: Companions = AL
     with calm(known, tool.mode), precisely(tool.precision, known) as casts:
         more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
         inputs = prepared(checked_input(x, known), tool.precision)
-        yield Asked(inputs, known.model, {"categories": tool.categories, "around": casts, **more})
+        yield Asked(
+            inputs, known.model, {"categories": tool.categories, "around": casts, "size": inputs.shape[2:], **more}
+        )
 
 
 def expect_one_of(setting: str, value: object, *words: object) -> None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.targets.classes import index_of
-from camscope.targets.target import Names, Scene, Target
+from camscope.targets.outputs import part_of
+from camscope.targets.questions import one_class
+from camscope.targets.target import Names, Scene, Target, numbers_in
 
 MATCHED = 0.5  # overlap that makes a detection the one that is meant
 
@@ -40,9 +42,15 @@ class Box(Target):
     of: int | str | None = None
     size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
-    dense: ClassVar[bool] = True
+    dense = True
 
     def __post_init__(self) -> None:
+        found = numbers_in(self.corners)
+        if found is None:
+            raise TargetError(f"Box{self.corners}: expected four finite numbers, left, top, right, bottom")
+        known = dict(zip(("x0", "y0", "x1", "y1"), found, strict=True))
+        for name, value in {**known, "of": None if self.of is None else one_class(self.of, "of", "Box")}.items():
+            object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
 
@@ -60,13 +68,24 @@ class Box(Target):
             raise TargetError(f"Box{self.corners} lies outside of what the model sees: the crop has cut it away")
         return replace(self, x0=left, y0=top, x1=right, y1=bottom)
 
+    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
+        """The box where the view shows it."""
+        sides = []
+        for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
+            before = (self.size or tuple(size))[axis]
+            low, high = (before - ends[1], before - ends[0]) if axis in flips else ends
+            sides.append((low * size[axis] / before, high * size[axis] / before))
+        (top, bottom), (left, right) = sides
+        return replace(self, x0=left, y0=top, x1=right, y1=bottom, size=tuple(size))
+
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Box":
         """The class, fixed; TargetError where no detection is meant."""
         known = replace(self, size=tuple(size))
         found = detections(output, known.size)
-        if isinstance(self.of, str):
-            count = found[0].chances.shape[1]
-            known = replace(known, of=index_of(self.of, len(categories or ()) or count, categories))
+        # a list of detections has the classes that were found, no more: how many there are it does not say
+        count = len(categories or ()) if isinstance(output, list | tuple) else found[0].chances.shape[1]
+        if isinstance(self.of, str) or (self.of is not None and count):
+            known = replace(known, of=index_of(self.of, count or found[0].chances.shape[1], categories))
         best = [known._best(one) for one in found]
         for sample, (overlap, _, near) in enumerate(best):
             if overlap < MATCHED:
@@ -119,7 +138,7 @@ def detections(output: Any, size: tuple[int, ...] | None) -> list[Detections]:
     """What a detector returned for each sample; `size`: of the model's input, for boxes given as parts of it."""
     if isinstance(output, list | tuple) and output and all(_is_listed(one) for one in output):
         return [_listed(one) for one in output]
-    boxes, logits = (_named(output, name) for name in ("pred_boxes", "logits"))
+    boxes, logits = (part_of(output, name) for name in ("pred_boxes", "logits"))
     if boxes is None or logits is None:
         raise TargetError(
             f"a Box asks a detector: a list of dicts with boxes, labels and scores, or an output with pred_boxes and "
@@ -153,8 +172,3 @@ def _listed(one: Mapping[str, Tensor]) -> Detections:
 
 def _is_listed(one: object) -> bool:
     return isinstance(one, Mapping) and {"boxes", "labels", "scores"} <= set(one)
-
-
-def _named(output: Any, name: str) -> Tensor | None:
-    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-    return found if isinstance(found, Tensor) else None

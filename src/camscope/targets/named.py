@@ -1,5 +1,6 @@
 """Output: a question of one part of what a model returns."""
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,22 @@ class Output(Target):
     name: str | int
     target: Question = None
     score: Score | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.name, bool) or not isinstance(self.name, str | numbers.Integral):
+            raise TargetError(
+                f"Output({self.name!r}): expected a key, an index or an attribute, several with dots between"
+            )
+        object.__setattr__(self, "name", self.name if isinstance(self.name, str) else int(self.name))
+
+    @property
+    def dense(self) -> bool:
+        """Whether the inner question is."""
+        return isinstance(self.target, Target) and self.target.dense
+
+    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Output":
+        """The inner question there."""
+        return replace(self, score=self.score and self.score.viewed(flips, size))
 
     def in_scene(self, scene: Scene) -> "Output":
         """The inner question there."""

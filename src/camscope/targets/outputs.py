@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face
 
 def class_scores(output: object) -> Tensor:
     """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
+    expect_no_detections(output)
     found = output if isinstance(output, Tensor) else _logits_in(output)
     if not found.is_floating_point():
         raise TargetError(
@@ -24,15 +26,14 @@ def class_scores(output: object) -> Tensor:
         return found.reshape(-1, 1)
     if found.ndim > 2 and any(extent > 1 for extent in found.shape[2:]):
         raise TargetError(
-            f"the output {tuple(found.shape)} has a class score at every place; pass a target that reduces it, e.g. "
-            f"target=lambda output: output[:, 3].mean((1, 2)), or with a mask: (output[:, 3] * mask).sum((1, 2))"
+            f"the output {tuple(found.shape)} has a class score at every place; pass target=Region(3, mask=mask), or one "
+            f"that reduces it, e.g. target=lambda output: output[:, 3].flatten(1).mean(1)"
         )
     return found.flatten(1)
 
 
 def _logits_in(output: object) -> Tensor:
-    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(named, Tensor):
+    if (named := part_of(output, "logits")) is not None:
         return named
     found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
     flat = [leaf for _, leaf in found if leaf.ndim == 2]
@@ -50,6 +51,23 @@ def _logits_in(output: object) -> Tensor:
     raise TargetError(
         f"which number of a {type(output).__name__} is explained? it holds {listing}; pass target= a callable output -> (N,)"
     )
+
+
+def expect_no_detections(output: object) -> None:
+    """A TargetError where an output is a detector's: of its many boxes a class means none."""
+    rows = output if isinstance(output, list | tuple) else []
+    listed, boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows), part_of(output, "pred_boxes")
+    if listed or (boxes is not None and boxes.ndim == 3):
+        raise TargetError(
+            "the output is a detector's, and a class alone does not say which of its boxes: pass "
+            "target=Box(x0, y0, x1, y1, of=class)"
+        )
+
+
+def part_of(output: Any, name: str) -> Tensor | None:
+    """A tensor of an output, by its key or attribute."""
+    found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 def full_precision(values: Tensor) -> Tensor:

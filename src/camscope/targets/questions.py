@@ -24,10 +24,7 @@ class Difference:
 
     def __post_init__(self) -> None:
         for side in ("a", "b"):
-            one = plain(getattr(self, side))
-            if not isinstance(one, int | str):
-                raise TargetError(f"{side}={one!r} of a Difference: expected one class index or name")
-            object.__setattr__(self, side, one)
+            object.__setattr__(self, side, one_class(getattr(self, side), side, "Difference"))
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,20 @@ class Class:
 
     of: int | str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", None if self.of is None else one_class(self.of, "of", "Class"))
+
 
 Plain = int | str | Difference | Class | None
 Question = Plain | Tensor | Callable[[Any], Tensor] | Sequence[Plain | Tensor | Callable[[Any], Tensor]]
+
+
+def one_class(wanted: object, setting: str, question: str) -> int | str:
+    """The class that a setting of a question names, as a plain index or name; TargetError for anything else."""
+    one = plain(wanted)
+    if not isinstance(one, int | str):
+        raise TargetError(f"{setting}={one!r} of a {question}: expected one class index or name")
+    return one
 
 
 def plain(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:

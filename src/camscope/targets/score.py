@@ -1,5 +1,6 @@
 """Score: the one number per sample that is explained."""
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -54,10 +55,14 @@ class Score:
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         size: Sequence[int] = (),
     ) -> None:
+        if isinstance(target, type):
+            raise TargetError(
+                f"the target is the class {target.__name__} itself: pass one of it, e.g. {target.__name__}(…)"
+            )
         self.model, self._args, self._kwargs, self._around = model, args, dict(kwargs or {}), around
         self.target = target if callable(target) else _each(target) or plain(target)
         self.categories = categories
-        self._size = tuple(size)  # of the model's input, known from the first pass on
+        self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
@@ -84,6 +89,14 @@ class Score:
                 "another image; let its forward begin with x = x.clone()"
             )
         return output
+
+    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
+        """The same number, once it is settled, of the input with these spatial axes flipped, then brought to `size`."""
+        if not isinstance(self.target, Target):
+            return self
+        other = copy.copy(self)
+        other.target = self.target.viewed(flips, size)
+        return other
 
     def overall(self, x: Tensor) -> Tensor:
         """(N,): all classes at once, in fixed proportions, or what a callable target reads: for choosing a layer."""
@@ -188,7 +201,8 @@ class Score:
         if isinstance(self.target, Target):
             return self.target.words(sample, self.name_of)
         if first is None:
-            return getattr(self.target, "__name__", type(self.target).__name__)
+            name = str(getattr(self.target, "__name__", type(self.target).__name__))
+            return "the output of a function" if name == "<lambda>" else name
         return (
             self.name_of(first) if second is None else f"log-odds of {self.name_of(first)} over {self.name_of(second)}"
         )
@@ -254,6 +268,17 @@ class Each(Target):
     def __init__(self, questions: Sequence[Question]) -> None:
         self.questions = list(questions)
         self._scores: list[Score] = []
+
+    @property
+    def dense(self) -> bool:
+        """Whether one of them is."""
+        return any(isinstance(one, Target) and one.dense for one in self.questions)
+
+    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Each":
+        """Each question there."""
+        other = Each(self.questions)
+        other._scores = [score.viewed(flips, size) for score in self._scores]
+        return other
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Each":
         """Each question, settled on its own sample."""

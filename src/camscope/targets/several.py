@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.targets.classes import index_of
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
+from camscope.targets.questions import one_class
 from camscope.targets.target import Names, OfClass, Target
 
 
@@ -21,23 +24,32 @@ class Classes(Target):
     [2.0]
     """
 
-    of: Sequence[int | str]
+    of: Sequence[int | str] | NDArray[Any] | Tensor
     indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.of, str | int) or not self.of:
-            raise TargetError(f"Classes({self.of!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
+        given = self.of.tolist() if isinstance(self.of, np.ndarray | Tensor) else self.of
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise TargetError(f"Classes({given!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
+        object.__setattr__(self, "of", self._once([one_class(one, "of", "Classes") for one in given]))
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         scores = full_precision(class_scores(output))
-        chosen = self.indices or tuple(index_of(one, scores.shape[1], None) for one in self.of)
+        chosen = self.indices or self._found(scores.shape[1], None)
         return scores[:, list(chosen)].mean(1)
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Classes":
         """Names as indices."""
-        count = class_scores(output).shape[1]
-        return replace(self, indices=tuple(index_of(one, count, categories) for one in self.of))
+        return replace(self, indices=self._found(class_scores(output).shape[1], categories))
+
+    def _found(self, count: int, categories: Sequence[str] | None) -> tuple[int, ...]:
+        return self._once([index_of(one, count, categories) for one in self.of])
+
+    def _once(self, classes: list[Any]) -> tuple[Any, ...]:
+        if len(set(classes)) < len(classes):
+            raise TargetError(f"Classes({self.of!r}) has a class twice: name each once")
+        return tuple(classes)
 
     def words(self, sample: int, name: Names) -> str:
         """`tabby and tiger cat`"""
@@ -78,4 +90,4 @@ class Probability(OfClass):
 
     def words(self, sample: int, name: Names) -> str:
         """`log-probability of tabby`"""
-        return f"log-probability of {self.named(sample, name)}"
+        return f"log-probability of {self.named(sample, name)}{' by itself' if self.multilabel else ''}"

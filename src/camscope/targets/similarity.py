@@ -22,7 +22,8 @@ class Similarity(Target):
     """How alike the embedding (N,D) of the image is to a reference: the cosine of their angle, or their dot product.
 
     `reference`: an embedding (D,), several (P,D), whose mean is the prototype, or images: one of any kind that `explain`
-    takes, or a list of them; the model embeds them.
+    takes, or a list of them; the model embeds them. Of a model of signals (C,L), a tensor whose rows have L numbers is a
+    signal; several embeddings (D,) may come as a list, among images too.
 
     >>> float(Similarity(torch.tensor([3.0, 4.0]))(torch.tensor([[3.0, 4.0]])))
     1.0
@@ -38,17 +39,26 @@ class Similarity(Target):
 
     def in_scene(self, scene: Scene) -> Target:
         """With embeddings in place of images."""
-        if _is_embedding(self.reference):
+        size = getattr(self.reference, "shape", ())
+        signal = len(size) == 2 and tuple(size[1:]) == scene.input_size
+        if _is_embedding(self.reference) and not signal:
             return self
         images = list(self.reference) if isinstance(self.reference, list | tuple) else [self.reference]
         if not images:
             raise TargetError("Similarity to nothing: pass an embedding, an image, or a list of images")
-        return replace(self, reference=torch.stack([scene.embed(image) for image in images]), count=len(images))
+        each = [image if _is_embedding(image) and image.ndim == 1 else scene.embed(image) for image in images]
+        if len({one.shape for one in each}) > 1:
+            raise TargetError(
+                f"the references are {', '.join(str(tuple(one.shape)) for one in each)}: expected one length"
+            )
+        return replace(self, reference=torch.stack([one.to(each[0].device) for one in each]), count=len(images))
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Similarity":
         """The one prototype (D,)."""
         if not _is_embedding(self.reference):
-            raise TargetError("Similarity to an image: only explain can embed it; pass its embedding (D,)")
+            raise TargetError(
+                "Similarity to an image: only explain can embed it; pass its embedding (D,), or several (P,D)"
+            )
         own, given = embedding_of(output), self.reference
         if given.shape[-1] != own.shape[1] or given.numel() == 0:
             raise TargetError(
@@ -89,6 +99,10 @@ class Text(Target):
     found: tuple[Similarity, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str) or not isinstance(self.rather_than, str | None):
+            raise TargetError(f"Text({self.prompt!r}, {self.rather_than!r}): expected a sentence, and another or None")
+        if self.encode is not None and not callable(self.encode):
+            raise TargetError(f"encode={self.encode!r} of a Text: expected a function text -> embedding (D,)")
         if self.encode is not None and not self.found:  # now: inside a pass, the hooks would see the text tower run
             texts = [self.prompt, *([] if self.rather_than is None else [self.rather_than])]
             every = [Similarity(torch.as_tensor(self.encode(text)).detach().reshape(-1)) for text in texts]

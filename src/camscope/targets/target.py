@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from camscope.targets.classes import pair_of
+from camscope.errors import TargetError
+from camscope.targets.classes import index_of, pair_of
+from camscope.targets.questions import one_class
 
 Points = Callable[[ArrayLike], NDArray[Any]]
 Names = Callable[[int], str]
@@ -39,7 +42,10 @@ class Target(ABC):
     what is left open, and raises TargetError where the output has no such thing.
     """
 
-    dense: ClassVar[bool] = False  # whether it is of one place among many that the output has an answer for
+    @property
+    def dense(self) -> bool:
+        """Whether it is of one place among many that the output has an answer for."""
+        return False
 
     @abstractmethod
     def __call__(self, output: Any) -> Tensor:
@@ -57,6 +63,24 @@ class Target(ABC):
         """The same question with all that it leaves open fixed; `size`: of the model's input (*S)."""
         return self
 
+    def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
+        """The settled question, of the input with these spatial axes flipped, then brought to `size`."""
+        if self.dense:
+            raise TargetError(
+                f"{type(self).__name__} is of one place: write its viewed(flips, size), or explain one view"
+            )
+        return self
+
+
+def numbers_in(values: Any) -> list[float] | None:
+    """Several numbers, in whatever kind of row; None for anything else, or where one is not finite."""
+    try:
+        found = np.asarray([one.tolist() if hasattr(one, "tolist") else one for one in values])
+    except (TypeError, ValueError):
+        return None
+    plain = found.ndim == 1 and found.dtype.kind in "iuf" and bool(np.isfinite(found).all())
+    return found.tolist() if plain else None
+
 
 @dataclass(frozen=True, eq=False)
 class OfClass(Target):
@@ -64,6 +88,10 @@ class OfClass(Target):
 
     of: int | str | None = None
     classes: Tensor | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        wanted = None if self.of is None else one_class(self.of, "of", type(self).__name__)
+        object.__setattr__(self, "of", wanted)
 
     @abstractmethod
     def scored(self, output: Any) -> Tensor:
@@ -80,8 +108,8 @@ class OfClass(Target):
         """(N,): the classes, those of this output where none are fixed."""
         if self.classes is not None:
             return self.classes
-        if isinstance(self.of, int):
-            return torch.full((len(scores),), self.of, device=scores.device)
+        if self.of is not None:
+            return torch.full((len(scores),), index_of(self.of, scores.shape[1], None), device=scores.device)
         return scores.detach().argmax(1)
 
     def named(self, sample: int, name: Names) -> str:

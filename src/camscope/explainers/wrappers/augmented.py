@@ -23,11 +23,12 @@ class Augmented(Wrapper):
 
     `flips`: True, the last spatial axis; an axis or several (0 is the first spatial one), in every combination; False.
     `scales`: factors of the input's size, linear, antialiased where it shrinks; the model must take such sizes. Each
-    flip comes at each scale. The plain input always counts, comes first and fixes the class; maps of other scales are
-    interpolated linearly onto its grid. How large a map is may depend on how many cells it has, by the method: so each
-    scale's maps are multiplied by the one number that gives them, over all flips, the mean size of the input's own scale;
-    of flips alone it is the exact mean. A layer that is not named is chosen for the plain input, and serves all views.
-    What else the model is given stays as it is.
+    flip comes at each scale. The plain input always counts, comes first and fixes the class; a Region or a Box is asked
+    for where the view shows it, a function of the output as it is. Maps of other scales are interpolated linearly onto
+    the plain input's grid. How large a map is may depend on how many cells it has, by the method: so each scale's maps
+    are multiplied by the one number that gives them, over all flips, the mean size of the input's own scale; of flips
+    alone it is the exact mean. A layer that is not named is chosen for the plain input, and serves all views. What else
+    the model is given stays as it is.
     """
 
     name = "augmented"
@@ -44,6 +45,8 @@ class Augmented(Wrapper):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The mean over all views."""
+        if len(scores) > 1 and any(callable(score.target) for score in scores):  # each has a layer of its own
+            return [self.maps(x, [score])[0] for score in scores]
         plain = self.explainer.maps(x, scores)
         flips, tool = self._flips(x.ndim - 2), self.explainer.settled(x, scores[0])
         rounds = []
@@ -51,7 +54,8 @@ class Augmented(Wrapper):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
             views = [plain] if scale == 1 else []
             for axes in flips[len(views) :]:
-                there = _maps_at(scale, tool, resized(x.flip([axis + 2 for axis in axes]), size), scores)
+                asked = [score.viewed(axes, size) for score in scores]
+                there = _maps_at(scale, tool, resized(x.flip([axis + 2 for axis in axes]), size), asked)
                 views.append([_carried_back(one, axes, own) for one, own in zip(there, plain, strict=True)])
             rounds.append(views)
         return [_mean([[row[i] for row in views] for views in rounds]) for i in range(len(scores))]
