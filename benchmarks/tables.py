@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator
 
-from benchmarks import ablation, cam, cases, family, import_time, memory, parity, precision, score, sharing
+from benchmarks import ablation, cam, cases, family, import_time, loops, memory, parity, precision, score, sharing
 from benchmarks.report import Figure
 
 Parts = Iterator[list[Figure]]
@@ -40,6 +40,10 @@ def _score(options: argparse.Namespace) -> Parts:
     yield score.figures(min(options.rounds, family.SLOW_ROUNDS), options.device)
 
 
+def _loops(options: argparse.Namespace) -> Parts:
+    yield from loops.figures(options.rounds, options.device)
+
+
 def _precision(options: argparse.Namespace) -> Parts:
     for name in options.models:
         yield precision.times(name, options.rounds, options.device, options.batch)
@@ -72,6 +76,7 @@ TABLES: dict[str, Callable[[argparse.Namespace], Parts]] = {
     "family": _family,
     "ablation": _ablation,
     "score": _score,
+    "loops": _loops,
     "precision": _precision,
     "bf16": _bf16,
     "classes": _classes,
