@@ -117,7 +117,7 @@ class ExpectedGradients(PathExplainer):
 
 @register
 class GradientSHAP(ExpectedGradients):
-    """E[(x̃ - x') ∂f(x' + a (x̃ - x'))/∂x], x̃ = x + noise: expected gradients of noisy copies (Lundberg & Lee 2017, SHAP).
+    """E[(z - x') ∂f(x' + a (z - x'))/∂x], z = x + noise: expected gradients of noisy copies (Lundberg & Lee 2017).
 
     `noise`: its standard deviation, as a share of the span between the sample's least and largest value. Without noise
     these are expected gradients; with it the map is complete on the average only as far as the score does not see it.
