@@ -25,7 +25,7 @@ class BlurIG(PathExplainer):
     name, paper = "blurig", "arXiv:2004.03383"
     forwards: ClassVar[str] = "2 + steps"
     backwards: ClassVar[str] = "steps"
-    steps: int = 50
+    steps: int = 100
     sigma: float = 0.2
 
     def __post_init__(self) -> None:
