@@ -1,6 +1,6 @@
 """Where a method has no map by its own definition: the axioms expect this error there, and a map everywhere else."""
 
-from camscope.errors import CamscopeError, LayerError, ModelError, TargetError
+from camscope.errors import CamscopeError, InputError, LayerError, ModelError, TargetError
 from nets import CASES, Case
 
 CALLABLE, PLAIN = "a callable target", "plain"
@@ -22,6 +22,7 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
     ("cam", PLAIN): (ModelError, "no Linear or 1x1 convolution takes the 6 channels of layer 'middle' to 3 classes"),
     ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
     **{(method, case): NO_ATTENTION for method in ATTENTION for case in (*CASES, PLAIN) if case != "tokens"},
+    **{("xrai", case): (InputError, "xrai cuts pictures into regions") for case in ("signal", "volume")},
     ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
 }
 

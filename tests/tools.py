@@ -14,9 +14,21 @@ def looks_at_layers(method):
     return bool({"layer", "layers"} & set(inspect.signature(METHODS[method]).parameters))
 
 
+# settings of methods that take many passes, or need more than a model, for the little networks of the tests
+FEW = {
+    "blurig": {"steps": 6},
+    "expectedgradients": {"samples": 8, "background": ["zero", "mean"]},
+    "gradientshap": {"samples": 8, "background": ["zero", "mean"]},
+    "guidedig": {"steps": 4},
+    "integratedgradients": {"steps": 6},
+    "xrai": {"steps": 4, "scales": (5.0, 50.0), "min_size": 8, "margin": 1, "fewest": 2},
+}
+
+
 def explainer(method, model, layer, **keywords):
     """The method for a model, at a layer if it looks at one."""
-    return METHODS[method](model, *([layer] if looks_at_layers(method) else []), **keywords)
+    settings = {**FEW.get(method, {}), **keywords}
+    return METHODS[method](model, *([layer] if looks_at_layers(method) else []), **settings)
 
 
 class Counting(nn.Module):

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
         LIFTCAM,
         METHODS,
         SSCAM,
+        XRAI,
         AblationCAM,
         Augmented,
         BagCAM,
+        BlurIG,
         CentreGaussian,
         Chefer,
         Comparison,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         EdgeDetector,
         EigenCAM,
         EigenGradCAM,
+        ExpectedGradients,
         Explainer,
         FinerCAM,
         FullGrad,
@@ -44,7 +47,9 @@ if TYPE_CHECKING:
         GradCAMPlusPlus,
         GradECLIP,
         GradientRollout,
+        GradientSHAP,
         GroupCAM,
+        GuidedIG,
         HiResCAM,
         InputXGradient,
         IntegratedGradients,
@@ -94,9 +99,11 @@ __all__ = [
     "LIFTCAM",
     "METHODS",
     "SSCAM",
+    "XRAI",
     "AblationCAM",
     "Augmented",
     "BagCAM",
+    "BlurIG",
     "Box",
     "CentreGaussian",
     "Chefer",
@@ -111,6 +118,7 @@ __all__ = [
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
+    "ExpectedGradients",
     "Explainer",
     "Explanation",
     "FinerCAM",
@@ -121,7 +129,9 @@ __all__ = [
     "GradCAMPlusPlus",
     "GradECLIP",
     "GradientRollout",
+    "GradientSHAP",
     "GroupCAM",
+    "GuidedIG",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
@@ -164,12 +174,12 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
-        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
-        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM "
-        "ZhouCAM compare completeness fuse"
+        "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast "
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExpectedGradients Explainer FEM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout "
+        "GradientSHAP GroupCAM GuidedIG HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM "
+        "LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM "
+        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM XRAI ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -51,6 +51,7 @@ class Explanation:
 
     `heat` (h,w): the raw map at the layer's resolution, unscaled, signed where the method is. `target`: class index (None for a
     callable question), `label` its words, `score` its value, `probability` its softmax, `top` the leading classes.
+    `measures`: what the method found of its own map, by name, such as a path's `completeness_gap`.
     `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
     `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.
     """
@@ -69,6 +70,7 @@ class Explanation:
     status: str = OK
     notes: tuple[str, ...] = ()
     name: str = "tensor"
+    measures: Mapping[str, float] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
@@ -258,6 +260,7 @@ class Explanation:
         plain["placement"] = self.placement.to_dict() if self.placement else None
         return {
             **plain,
+            "measures": dict(self.measures),
             "parameters": dict(self.parameters),
             "versions": dict(self.versions),
             "dtype": str(self.heat.dtype),

@@ -28,7 +28,7 @@ from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
 from camscope.explainers.opti_cam import OptiCAM
-from camscope.explainers.paths import IntegratedGradients
+from camscope.explainers.paths import XRAI, BlurIG, ExpectedGradients, GradientSHAP, GuidedIG, IntegratedGradients
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
 from camscope.explainers.vit_cx import ViTCX
@@ -43,9 +43,11 @@ __all__ = [
     "METHODS",
     "SPACE",
     "SSCAM",
+    "XRAI",
     "AblationCAM",
     "Augmented",
     "BagCAM",
+    "BlurIG",
     "CentreGaussian",
     "Chefer",
     "ClassGain",
@@ -57,6 +59,7 @@ __all__ = [
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
+    "ExpectedGradients",
     "Explainer",
     "Features",
     "FinerCAM",
@@ -67,7 +70,9 @@ __all__ = [
     "GradCAMPlusPlus",
     "GradECLIP",
     "GradientRollout",
+    "GradientSHAP",
     "GroupCAM",
+    "GuidedIG",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",

@@ -1,7 +1,7 @@
 """Baselines: inputs that show nothing, which paths start from and which hidden places are filled with."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from camscope.errors import InputError
 from camscope.explainers.inputs import Item, Preprocessing
 from camscope.explainers.masks import blurred
 
-Kind = Literal["zero", "black", "mean", "blur", "noise"]
-KINDS = ("zero", "black", "mean", "blur", "noise")
-Baseline = Any  # a Kind, or an image of any kind that `explain` takes, or a tensor (C,*S)
+Kind = Literal["zero", "black", "white", "dark", "bright", "mean", "blur", "noise"]
+KINDS = get_args(Kind)
+Baseline = str | Any  # a Kind, or an image of any kind that `explain` takes, or a tensor (C,*S)
 BLUR = 0.1, 0.3  # standard deviation of the Gaussian and where it is cut off, as shares of each axis
 
 
@@ -40,9 +40,9 @@ def several(baseline: Baseline | Sequence[Baseline]) -> list[Baseline]:
 def filled(baseline: Baseline, x: Tensor, tool: Reader, seed: int = 0) -> Tensor:
     """(N,C,*S) -> the same shape: each sample's own baseline, the same whatever batch it came in.
 
-    "zero": 0 of the model's input, the mean colour where inputs are normalised; "black": what the preprocessing makes of
-    black pixels; "mean": each channel's mean over the sample; "blur": a Gaussian of a tenth of each side; "noise": drawn
-    evenly from each channel's range; else an image, or a tensor (C,*S).
+    "zero": 0 of the model's input, the mean colour where inputs are normalised; "black", "white": what the preprocessing
+    makes of such pixels; "dark", "bright", "mean": each channel's least and largest value and mean over the sample; "blur":
+    a Gaussian of a tenth of each side; "noise": drawn evenly from each channel's range; else an image, or a tensor (C,*S).
     """
     if isinstance(baseline, str) and baseline in KINDS:
         axes = tuple(range(2, x.ndim))
@@ -50,13 +50,15 @@ def filled(baseline: Baseline, x: Tensor, tool: Reader, seed: int = 0) -> Tensor
             return torch.zeros_like(x)
         if baseline == "mean":
             return x.mean(axes, keepdim=True).expand_as(x)
+        if baseline in ("dark", "bright"):
+            return (x.amin if baseline == "dark" else x.amax)(axes, keepdim=True).expand_as(x)
         if baseline == "blur":
             return blurred(x, *BLUR)
         if baseline == "noise":
             low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
             drawn = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
             return low + (high - low) * drawn.to(x)
-        return _black(x, tool)
+        return _colour(baseline, x, tool)
     given = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
     if given is None:
         given = tool.read(baseline).x.to(x)
@@ -65,13 +67,13 @@ def filled(baseline: Baseline, x: Tensor, tool: Reader, seed: int = 0) -> Tensor
     return given.reshape(1, *x.shape[1:]).expand_as(x)
 
 
-def _black(x: Tensor, tool: Reader) -> Tensor:
+def _colour(name: str, x: Tensor, tool: Reader) -> Tensor:
     if tool.preprocess is None or x.ndim != 4:
         raise InputError(
-            "baseline='black': what black is to the model is known from its preprocessing only, and for pictures only; "
-            "pass preprocess=, or 'zero', or a tensor (C,H,W)"
+            f"baseline={name!r}: what {name} is to the model is known from its preprocessing only, and for pictures only; "
+            f"pass preprocess=, or 'zero', 'dark', 'bright', or a tensor (C,H,W)"
         )
-    pixels = np.zeros((*x.shape[2:], 3), dtype=np.uint8)
+    pixels = np.full((*x.shape[2:], 3), {"black": 0, "white": 255}[name], dtype=np.uint8)
     colour = tool.preprocess(pixels)[0].to(x).flatten(1).mean(1)
     return colour.view(1, -1, 1, 1).expand_as(x)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import torch
@@ -14,7 +14,10 @@ from camscope.layers import Layout
 
 @dataclass
 class Maps:
-    """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`)."""
+    """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`).
+
+    `measures`: numbers (N,) by name, which go into the results as they are.
+    """
 
     heat: Tensor
     layer: str | None = None
@@ -22,6 +25,7 @@ class Maps:
     zero_gradient: Tensor | None = None
     notes: tuple[str, ...] = ()
     own: tuple[tuple[str, ...], ...] = ()
+    measures: dict[str, Tensor] = field(default_factory=dict)
 
     def notes_of(self, sample: int) -> tuple[str, ...]:
         """What a result of one sample says of itself."""
@@ -40,6 +44,7 @@ def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
         zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(several) else None,
         notes=_once([*(one.notes for one in several), said]),
         own=tuple(map(_once, zip_longest(*(one.own for one in several), fillvalue=()))),
+        measures={},  # each was of one map: of what they became it does not hold
     )
 
 

@@ -103,13 +103,20 @@ class Method(ABC):
         """The method's own settings: its constructor's arguments that are not every method's."""
         names = [name for name in signature(type(self)).parameters if name not in (*COMMON, "progress")]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {name: value if isinstance(value, int | float | str) else str(value) for name, value in given.items()}
+        return {name: value if isinstance(value, int | float | str) else _told(value) for name, value in given.items()}
 
     def __repr__(self) -> str:
         usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
         changed = {name: value for name, value in self.parameters.items() if value != usual.get(name)}
         settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
+
+
+def _told(value: Any) -> str:
+    """A setting in words: of a tensor, and of those in a list, the shape only."""
+    if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
+        return f"[{', '.join(map(_told, value))}]"
+    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else str(value)
 
 
 def _names(given: Any) -> tuple[str, ...] | None:

@@ -61,14 +61,20 @@ class Runs:
         return values, gradients
 
     def in_turns(
-        self, sample: int, turns: int, work: Callable[[slice], bool | None], *, gradients: bool = False
+        self,
+        sample: int,
+        turns: int,
+        work: Callable[[slice], bool | None],
+        *,
+        gradients: bool = False,
+        at_once: int | None = None,
     ) -> int:
         """Call `work` with some of so many turns after the other until it returns True -> the turns that were worked off.
 
-        As many at a time as memory allows, or `batch_size`; half as many where memory ends, so `work` must add what it
-        found only when it has all of it. An error that ends it says how far it came.
+        As many at a time as memory allows, or `batch_size`, or `at_once` where a method must; half as many where memory
+        ends, so `work` must add what it found only when it has all of it. An error that ends it says how far it came.
         """
-        size, done = self.tool.batch_size or self._at_once(gradients), 0
+        size, done = at_once or self.tool.batch_size or self._at_once(gradients), 0
         with counted(f"{self.tool.title}, image {sample + 1} of {len(self.x)}", turns, self.tool.progress) as advance:
             while done < turns:
                 part = slice(done, min(done + size, turns))

@@ -68,6 +68,7 @@ def explanation(tool: Method, i: int, item: Item, made: Run, which: int, digits:
         status=statuses(maps)[i],
         notes=_notes(tool, maps.notes_of(i), item, made.known),
         name=item.name,
+        measures={name: float(values[i]) for name, values in maps.measures.items()},
         parameters=_settings(tool, item),
         versions=versions(),
         model=digits,

@@ -55,15 +55,17 @@ def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:
     """(N,C,*S), or None where there is no way to the leaf."""
     if not values.requires_grad:
         return None
-    boosts = HALF_PRECISION_BOOSTS if leaf.dtype == torch.float16 else HALF_PRECISION_BOOSTS[:1]
+    if leaf.dtype != torch.float16:
+        (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=keep, allow_unused=True)
+        return None if one is None else one.to(torch.promote_types(leaf.dtype, torch.float32))
     gradient = torch.zeros((), device=leaf.device)
-    for boost in boosts:
+    for boost in HALF_PRECISION_BOOSTS:
         grads: Sequence[Tensor | None] = torch.autograd.grad(
-            values.sum() * boost, leaf, retain_graph=keep or boost != boosts[-1], allow_unused=True
+            values.sum() * boost, leaf, retain_graph=keep or boost != HALF_PRECISION_BOOSTS[-1], allow_unused=True
         )
         if grads[0] is None:
             return None
-        found = grads[0].to(torch.promote_types(leaf.dtype, torch.float32)) / boost
+        found = grads[0].float() / boost
         lost = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
         rows = lost & (found.flatten(1).isfinite().all(1) | (boost == 1))
         gradient = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), found, gradient)

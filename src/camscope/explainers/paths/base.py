@@ -1,4 +1,4 @@
-"""PathExplainer: what every method shares that follows the score from a baseline to the input."""
+"""PathExplainer: what every method shares that follows the score along paths that end at the input."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,9 +15,62 @@ from camscope.explainers.scope import expect_whole
 from camscope.targets import Score, full_precision
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
+class Followed:
+    """What the paths to one sample gave.
+
+    `values` (C,*S), at least float32, add up to `change` (), the score less that of the paths' beginnings, but for the
+    steps' error. `gradients`: how many were taken. `moved`: whether a path led anywhere.
+    """
+
+    values: Tensor
+    change: Tensor
+    gradients: int
+    moved: bool = True
+    said: tuple[str, ...] = ()
+
+
 class PathExplainer(PixelExplainer):
-    """A map that adds up to the score less the baseline's. A method writes `along`.
+    """A map that adds up to the score's change along a path to the input. A method writes `followed`.
+
+    How far it is from doing so is in the result's `measures`: `completeness_gap`, what the map adds up to less
+    `score_change`; and `gradients`, how many were taken.
+    """
+
+    @abstractmethod
+    def followed(self, runs: Runs, sample: int) -> Followed:
+        """The path, or the mean over paths, to one sample."""
+
+    def attributed(self, x: Tensor, score: Score) -> Maps:
+        """The map (N,*S), and how far it is from being complete."""
+        runs = Runs(self, x, score)
+        found = [self.followed(runs, sample) for sample in range(len(x))]
+        values = torch.stack([one.values for one in found])
+        changes = torch.stack([one.change.double() for one in found])
+        gaps = values.double().flatten(1).sum(1) - changes
+        moved = torch.tensor([one.moved for one in found], device=x.device)
+        return Maps(
+            self.over_pixels(runs, values),
+            zero_gradient=moved & ~values.flatten(1).any(1),
+            own=tuple(
+                (*one.said, gap_in_words(float(gap), float(one.change), one.gradients))
+                for one, gap in zip(found, gaps, strict=True)
+            ),
+            measures={
+                "completeness_gap": gaps,
+                "score_change": changes,
+                "gradients": torch.tensor([one.gradients for one in found]),
+            },
+        )
+
+    def over_pixels(self, runs: Runs, values: Tensor) -> Tensor:
+        """(N,C,*S), which the paths gave -> (N,*S)."""
+        return self.over_channels(values)
+
+
+@dataclass(eq=False, repr=False)
+class BaselinePath(PathExplainer):
+    """A map that adds up to the score less a baseline's. A method writes `along`.
 
     `baseline`: see `baselines.filled`; of several the map is the mean. `seed`: of what is drawn.
     """
@@ -32,33 +85,34 @@ class PathExplainer(PixelExplainer):
         expect_whole(seed=self.seed)
 
     @abstractmethod
-    def along(self, runs: Runs, sample: int, start: Tensor) -> tuple[Tensor, int]:
-        """From the baseline `start` (C,*S) of one sample to its input -> (C,*S), at least float32, and the steps taken."""
+    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:
+        """From the baseline `start` (C,*S) to one sample -> (C,*S), at least float32, and how many gradients were taken.
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
-        """The mean over the baselines; the completeness gap of each sample is in its notes."""
-        runs = Runs(self, x, score)
-        starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
-        made, notes = [], []
-        for sample in range(len(x)):
-            parts, said = [], []
-            for start in starts:
-                part, steps = self.along(runs, sample, start[sample])
-                parts.append(part)
-                change = float(runs.values[sample] - runs.scores(sample, start[sample, None]))
-                said.append(gap_in_words(float(part.sum()), change, steps))
-            made.append(torch.stack(parts).mean(0))
-            notes.append(tuple(said))
-        values = torch.stack(made)
-        return Maps(self.over_channels(values), zero_gradient=~values.flatten(1).any(1), own=tuple(notes))
+        `change` (): the score less the baseline's.
+        """
+
+    def baselines(self) -> list[Baseline]:
+        """Those that the map is the mean over."""
+        return several(self.baseline)
+
+    def followed(self, runs: Runs, sample: int) -> Followed:
+        """The mean over the baselines."""
+        x = runs.x[sample, None]
+        starts = [filled(one, x, self, self.seed ^ which) for which, one in enumerate(self.baselines())]
+        changes = torch.stack([runs.values[sample] - runs.scores(sample, start)[0] for start in starts])
+        parts = [self.along(runs, sample, start[0], change) for start, change in zip(starts, changes, strict=True)]
+        moved = any(not torch.equal(start, x) for start in starts)
+        said = () if moved else ("the input is the baseline itself: there is nothing to explain",)
+        values = torch.stack([part for part, _ in parts]).mean(0)
+        return Followed(values, changes.mean(), sum(taken for _, taken in parts), moved, said)
 
 
-def gap_in_words(total: float, change: float, steps: int) -> str:
-    """How far the map is from adding up to the score less the baseline's."""
-    share = f" ({abs(total - change) / abs(change):.2%})" if change else ""
+def gap_in_words(gap: float, change: float, gradients: int) -> str:
+    """How far a map is from adding up to the score's change."""
+    share = f", {abs(gap / change):.2%} of it" if change else ""
     return (
-        f"completeness: the map adds up to {total:.4g}, the score less the baseline's is {change:.4g}; the gap is "
-        f"{total - change:+.2g}{share} after {steps} steps"
+        f"completeness: the pixels' values add up to {gap + change:.4g}, the score changes by {change:.4g}: the gap is "
+        f"{gap:+.2g}{share}, after {gradients} gradients"
     )
 
 

@@ -1,0 +1,91 @@
+"""A picture's segments of several scales, and a map spread over those that hold most of it."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import MissingExtraError
+
+SMOOTHED = 0.8  # cells: the Gaussian that a picture is under when it is cut; Felzenszwalb & Huttenlocher's own
+
+
+def segmenter() -> Any:
+    """scikit-image's segmentation; MissingExtraError names the extra that brings it."""
+    try:
+        return importlib.import_module("skimage.segmentation")
+    except ImportError as error:
+        raise MissingExtraError("scikit-image", "segments") from error
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Segments that may overlap: entry n says that pixel `pixels[n]` is one of segment `owners[n]`'s; sorted by pixel.
+
+    `first` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
+    """
+
+    pixels: Tensor
+    owners: Tensor
+    first: Tensor
+    count: int
+
+    def spread(self, values: Tensor, fewest: int) -> Tensor:
+        """(H,W) -> (H,W): the segment with the largest mean over its free pixels takes them and gives each that mean.
+
+        A segment with less than `fewest` free pixels takes none; the pixels that are left share theirs.
+        """
+        flat = values.flatten().double().cpu()
+        sums = flat.new_zeros(self.count).index_add_(0, self.owners, flat[self.pixels])
+        sizes = self.owners.bincount(minlength=self.count)
+        found, free = torch.zeros_like(flat), torch.ones(len(flat), dtype=torch.bool)
+        members = self.pixels[self.owners.argsort(stable=True)].split(sizes.tolist())
+        while bool((sizes >= fewest).any()):
+            best = int(torch.where(sizes >= fewest, sums / sizes.clamp(min=1), -torch.inf).argmax())
+            new = members[best][free[members[best]]]
+            found[new], free[new] = flat[new].mean(), False
+            entries = self._entries(new)
+            sums.index_add_(0, self.owners[entries], -flat[self.pixels[entries]])
+            sizes = sizes - self.owners[entries].bincount(minlength=self.count)
+        found[free] = flat[free].mean() if bool(free.any()) else 0.0
+        return found.view_as(values).to(values)
+
+    def _entries(self, pixels: Tensor) -> Tensor:
+        """The entries of these pixels."""
+        begins, counts = self.first[pixels], self.first[pixels + 1] - self.first[pixels]
+        offsets = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        return begins.repeat_interleave(counts) + offsets
+
+
+def regions_of(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> Regions:
+    """(C,H,W) -> the segments of all scales, each wider by so many pixels; of a picture stretched to -1..1."""
+    wide = x.double().cpu()
+    low, high = wide.amin(), wide.amax()
+    picture = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
+    seen = (picture if len(x) <= 3 else picture.mean(0, keepdim=True)).movedim(0, -1).numpy()
+    cut = segmenter().felzenszwalb
+    owners, pixels, count = [], [], 0
+    for scale in scales:
+        labels = torch.from_numpy(cut(seen, scale=scale, sigma=SMOOTHED, min_size=min_size)).long()
+        for label in labels.unique():
+            inside = widened(labels == label, margin).flatten().nonzero()[:, 0]
+            pixels.append(inside)
+            owners.append(torch.full_like(inside, count))
+            count += 1
+    every, whose = torch.cat(pixels), torch.cat(owners)
+    order = every.argsort(stable=True)
+    first = F.pad(every.bincount(minlength=seen[..., 0].size).cumsum(0), (1, 0))
+    return Regions(every[order], whose[order], first, count)
+
+
+def widened(mask: Tensor, margin: int) -> Tensor:
+    """(H,W) -> (H,W): every pixel not farther than so many pixels from the mask."""
+    if margin == 0:
+        return mask
+    steps = torch.arange(-margin, margin + 1)
+    disk = (steps[:, None] ** 2 + steps**2 <= margin**2).float()
+    return F.conv2d(mask[None, None].float(), disk[None, None], padding=margin)[0, 0] > 0.5
