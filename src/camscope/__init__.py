@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Comparison,
         Concepts,
         Contrast,
+        Deconvnet,
         DeepFeatureFactorization,
         Denoised,
         EdgeDetector,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
         GradECLIP,
         GradientRollout,
         GroupCAM,
+        GuidedBackprop,
+        GuidedGradCAM,
         HiResCAM,
         InputXGradient,
         IntegratedGradients,
@@ -59,7 +62,10 @@ if TYPE_CHECKING:
         ScoreCAM,
         ShapleyCAM,
         SimpleFullGrad,
+        SmoothGrad,
         SmoothGradCAMPlusPlus,
+        SmoothGradSquared,
+        VarGrad,
         ViTCX,
         XGradCAM,
         ZhouCAM,
@@ -104,6 +110,7 @@ __all__ = [
     "Comparison",
     "Concepts",
     "Contrast",
+    "Deconvnet",
     "DeepFeatureFactorization",
     "Denoised",
     "Difference",
@@ -121,6 +128,8 @@ __all__ = [
     "GradECLIP",
     "GradientRollout",
     "GroupCAM",
+    "GuidedBackprop",
+    "GuidedGradCAM",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
@@ -141,10 +150,13 @@ __all__ = [
     "ShapleyCAM",
     "Similarity",
     "SimpleFullGrad",
+    "SmoothGrad",
     "SmoothGradCAMPlusPlus",
+    "SmoothGradSquared",
     "Tap",
     "Target",
     "Text",
+    "VarGrad",
     "ViTCX",
     "XGradCAM",
     "ZhouCAM",
@@ -162,12 +174,13 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast "
+        "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast Deconvnet "
         "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
-        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
-        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM "
-        "ZhouCAM compare completeness fuse"
+        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM GuidedBackprop "
+        "GuidedGradCAM HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS "
+        "OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad "
+        "SmoothGrad SmoothGradCAMPlusPlus SmoothGradSquared VarGrad ViTCX XGradCAM ZhouCAM compare completeness "
+        "fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

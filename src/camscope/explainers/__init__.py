@@ -23,7 +23,16 @@ from camscope.explainers.gradient_cam import (
     XGradCAM,
 )
 from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
-from camscope.explainers.gradients import InputXGradient, Saliency
+from camscope.explainers.gradients import (
+    Deconvnet,
+    GuidedBackprop,
+    GuidedGradCAM,
+    InputXGradient,
+    Saliency,
+    SmoothGrad,
+    SmoothGradSquared,
+    VarGrad,
+)
 from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
@@ -52,6 +61,7 @@ __all__ = [
     "Comparison",
     "Concepts",
     "Contrast",
+    "Deconvnet",
     "DeepFeatureFactorization",
     "Denoised",
     "EdgeDetector",
@@ -68,6 +78,8 @@ __all__ = [
     "GradECLIP",
     "GradientRollout",
     "GroupCAM",
+    "GuidedBackprop",
+    "GuidedGradCAM",
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
@@ -83,7 +95,10 @@ __all__ = [
     "ScoreCAM",
     "ShapleyCAM",
     "SimpleFullGrad",
+    "SmoothGrad",
     "SmoothGradCAMPlusPlus",
+    "SmoothGradSquared",
+    "VarGrad",
     "ViTCX",
     "WeightedChannels",
     "XGradCAM",
