@@ -29,6 +29,10 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
     ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
     **{(method, case): NO_ATTENTION for method in ATTENTION for case in (*CASES, PLAIN) if case != "tokens"},
     **{(method, case): NO_RELU for method in RECTIFIED for case in ("tokens", "channels last", PLAIN, LINEAR)},
+    ("excitationbackprop", "tokens"): (
+        ModelError,
+        r"excitationbackprop has no rule for a part of the way to the layer \(\w+ x \d",  # of attention
+    ),
     ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
 }
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         EdgeDetector,
         EigenCAM,
         EigenGradCAM,
+        ExcitationBackprop,
         Explainer,
         FinerCAM,
         FullGrad,
@@ -117,6 +118,7 @@ __all__ = [
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
+    "ExcitationBackprop",
     "Explainer",
     "Explanation",
     "FinerCAM",
@@ -175,12 +177,12 @@ __all__ = [
 _NAMES = {
     "camscope.explainers": (
         "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast Deconvnet "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
-        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM GuidedBackprop "
-        "GuidedGradCAM HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS "
-        "OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad "
-        "SmoothGrad SmoothGradCAMPlusPlus SmoothGradSquared VarGrad ViTCX XGradCAM ZhouCAM compare completeness "
-        "fuse"
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExcitationBackprop Explainer FEM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM "
+        "GuidedBackprop GuidedGradCAM HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM "
+        "LeGrad METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM "
+        "SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus SmoothGradSquared VarGrad ViTCX XGradCAM ZhouCAM compare "
+        "completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

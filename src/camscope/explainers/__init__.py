@@ -25,6 +25,7 @@ from camscope.explainers.gradient_cam import (
 from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
 from camscope.explainers.gradients import (
     Deconvnet,
+    ExcitationBackprop,
     GuidedBackprop,
     GuidedGradCAM,
     InputXGradient,
@@ -67,6 +68,7 @@ __all__ = [
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
+    "ExcitationBackprop",
     "Explainer",
     "Features",
     "FinerCAM",

@@ -21,12 +21,14 @@ class LayerExplainer(AtLayer):
     """A map made of one layer's channels. A method writes `combine`.
 
     Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
-    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again.
+    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again; `own_rules`: what goes
+    back to the layer is no gradient, and nothing may shorten its way.
     """
 
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
+    own_rules: ClassVar[bool] = False
 
     @abstractmethod
     def combine(self, features: Features) -> Tensor:

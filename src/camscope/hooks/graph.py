@@ -33,6 +33,7 @@ def kind_of_step(node: Node) -> str:
 def hidden_in(node: Node) -> str | None:
     """What may hold other operations that cannot be seen: a scripted part, a function with a way back of its own."""
     kind = kind_of_step(node)
-    if isinstance(node, BackwardCFunction):
+    step: object = node
+    if isinstance(step, BackwardCFunction):  # of Python
         return f"the function {kind} with a way back of its own"
     return HIDING.get(kind)
