@@ -62,6 +62,7 @@ REFUSES_ATTENTION = {
 NOT_LINEAR_BEHIND = {vit, convnext, densenet}  # attention, a norm, a ReLU: the original CAM has no map there
 
 NO_RELUS = {vit, swin, convnext}
+NO_RULE = {vit, convnext}  # attention, and a layer norm behind the last layer
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,10 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
         with pytest.raises(NO_RELU[0], match=NO_RELU[1] + "gelu x"):
             small(method)(model).attribute(x, 1)
         return
+    if method == "excitationbackprop" and make in NO_RULE:
+        with pytest.raises(ModelError, match="no rule for .*NativeLayerNorm x"):
+            small(method)(model).attribute(x, 1)
+        return
     heat = small(method)(model).attribute(x, 1)
     assert heat.shape[0] == len(x)
     if "layers" in METHODS[method].__dataclass_fields__:
@@ -114,6 +119,7 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
 def test_all_methods_agree_on_layer_class_and_score(built, make):
     model, x, _ = built(make)
     without = {"cam", *(ATTENTION if make in REFUSES_ATTENTION else ()), *(RECTIFIED if make in NO_RELUS else ())}
+    without |= {"excitationbackprop"} if make in NO_RULE else set()
     tools = [small(method)(model) for method in METHODS if method not in without]
     answers = GradCAM(model).explain_methods(x[0], tools)
     assert len({(one.target, round(one.score, 4)) for one in answers}) == 1
