@@ -100,7 +100,7 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
             small(method)(model).attribute(x, 1)
         return
     if method == "excitationbackprop" and make in NO_RULE:
-        with pytest.raises(ModelError, match="no rule for .*NativeLayerNorm x"):
+        with pytest.raises(ModelError, match=r"no rule for .*NativeLayerNorm x"):
             small(method)(model).attribute(x, 1)
         return
     heat = small(method)(model).attribute(x, 1)
