@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.beside import agreement, quiet, timed
+from benchmarks.beside import Agreement, agreement, quiet, timed
 from benchmarks.cases import Case
 from benchmarks.report import OURS, Figure
 from benchmarks.timing import Timed
 from benchmarks.tool import NotOfferedError
 from benchmarks.trained import case_or_random, first
+
+if TYPE_CHECKING:
+    from camscope.explainers import Explainer
 
 GOAL, BATCH = 1.05, 16
 CAPTUM = "captum"
@@ -65,13 +69,11 @@ def figures(rounds: int, device: str) -> Iterator[list[Figure]]:
 
     case = first(case_or_random("resnet18", device, 1))
     for work in WORKS:
-        tool = METHODS[work.method](case.model, batch_size=BATCH, **work.settings)
-
-        def ours(tool: Any = tool) -> Tensor:
-            heat: Tensor = tool.attribute(case.x, case.classes)
-            return heat
-
-        tasks, found = {OURS: ours}, {}
+        kind: Any = METHODS[work.method]
+        tool: Explainer = kind(case.model, batch_size=BATCH, **work.settings)
+        ours = partial(tool.attribute, case.x, case.classes)
+        tasks: dict[str, Callable[[], Tensor]] = {OURS: ours}
+        found: dict[str, Agreement] = {}
         try:
             tasks[CAPTUM] = peer(work, case)
             found = {CAPTUM: agreement(tasks[CAPTUM]().detach(), ours())} if work.alike else {}

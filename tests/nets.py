@@ -145,3 +145,9 @@ def truth(model: Plain, x: Tensor, target: int) -> Tensor:
     A = model.before(x).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(model.after(A)[:, target].sum(), A)
     return (A * gradient).sum(1).detach()
+
+
+def linear() -> tuple[Flat, Tensor]:
+    """The flat linear head of `by_hand`, straight on the input: the features hand it on. Two classes, float64."""
+    model = Flat(nn.MaxPool2d(1), 8, classes=2).double()
+    return model.eval(), torch.ones(1, 2, 2, 2, dtype=torch.float64)

@@ -3,12 +3,18 @@
 from camscope.errors import CamscopeError, InputError, LayerError, ModelError, TargetError
 from nets import CASES, Case
 
-CALLABLE, PLAIN = "a callable target", "plain"
+CALLABLE, PLAIN, LINEAR = "a callable target", "plain", "linear"
 
 NOT_LINEAR = (ModelError, r"not 'head' of the mean or sum of layer '\w+': something that is not linear lies between")
 
 ATTENTION = ("rollout", "gradrollout", "chefer", "legrad", "gradeclip")
 NO_ATTENTION = (LayerError, "no self-attention was seen in the forward pass: the method is for transformers")
+
+RECTIFIED = ("guidedbackprop", "deconvnet", "guidedgradcam")
+NO_RELU = (
+    ModelError,
+    r"\w+ changes the way back through ReLUs, and none can be reached in this model \(what was found: ",
+)
 
 # (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
 REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
@@ -23,6 +29,11 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
     ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
     **{(method, case): NO_ATTENTION for method in ATTENTION for case in (*CASES, PLAIN) if case != "tokens"},
     **{("xrai", case): (InputError, "xrai cuts pictures into regions") for case in ("signal", "volume")},
+    **{(method, case): NO_RELU for method in RECTIFIED for case in ("tokens", "channels last", PLAIN, LINEAR)},
+    ("excitationbackprop", "tokens"): (
+        ModelError,
+        r"excitationbackprop has no rule for a part of the way to the layer \(\w+ x \d",  # of attention
+    ),
     ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
 }
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from camscope.errors import LayerError, ModelError
 from camscope.explainers import METHODS, GradCAM, LayerExplainer
-from refusals import ATTENTION
+from refusals import ATTENTION, NO_RELU, RECTIFIED
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -61,6 +61,9 @@ REFUSES_ATTENTION = {
 }
 NOT_LINEAR_BEHIND = {vit, convnext, densenet}  # attention, a norm, a ReLU: the original CAM has no map there
 
+NO_RELUS = {vit, swin, convnext}
+NO_RULE = {vit, convnext}  # attention, and a layer norm behind the last layer
+
 
 @pytest.fixture(scope="module")
 def built():
@@ -92,6 +95,14 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
         with pytest.raises(LayerError, match=REFUSES_ATTENTION[make]):
             small(method)(model).attribute(x, 1)
         return
+    if method in RECTIFIED and make in NO_RELUS:
+        with pytest.raises(NO_RELU[0], match=NO_RELU[1] + "gelu x"):
+            small(method)(model).attribute(x, 1)
+        return
+    if method == "excitationbackprop" and make in NO_RULE:
+        with pytest.raises(ModelError, match=r"no rule for .*NativeLayerNorm x"):
+            small(method)(model).attribute(x, 1)
+        return
     heat = small(method)(model).attribute(x, 1)
     assert heat.shape[0] == len(x)
     if "layers" in METHODS[method].__dataclass_fields__:
@@ -107,7 +118,8 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
 @pytest.mark.parametrize("make", ARCHITECTURES, ids=lambda make: make.__name__)
 def test_all_methods_agree_on_layer_class_and_score(built, make):
     model, x, _ = built(make)
-    without = {"cam", *(ATTENTION if make in REFUSES_ATTENTION else ())}
+    without = {"cam", *(ATTENTION if make in REFUSES_ATTENTION else ()), *(RECTIFIED if make in NO_RELUS else ())}
+    without |= {"excitationbackprop"} if make in NO_RULE else set()
     tools = [small(method)(model) for method in METHODS if method not in without]
     answers = GradCAM(model).explain_methods(x[0], tools)
     assert len({(one.target, round(one.score, 4)) for one in answers}) == 1

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
         Comparison,
         Concepts,
         Contrast,
+        Deconvnet,
         DeepFeatureFactorization,
         Denoised,
         EdgeDetector,
         EigenCAM,
         EigenGradCAM,
+        ExcitationBackprop,
         ExpectedGradients,
         Explainer,
         FinerCAM,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
         GradientRollout,
         GradientSHAP,
         GroupCAM,
+        GuidedBackprop,
+        GuidedGradCAM,
         GuidedIG,
         HiResCAM,
         InputXGradient,
@@ -64,7 +68,10 @@ if TYPE_CHECKING:
         ScoreCAM,
         ShapleyCAM,
         SimpleFullGrad,
+        SmoothGrad,
         SmoothGradCAMPlusPlus,
+        SmoothGradSquared,
+        VarGrad,
         ViTCX,
         XGradCAM,
         ZhouCAM,
@@ -112,12 +119,14 @@ __all__ = [
     "Comparison",
     "Concepts",
     "Contrast",
+    "Deconvnet",
     "DeepFeatureFactorization",
     "Denoised",
     "Difference",
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
+    "ExcitationBackprop",
     "ExpectedGradients",
     "Explainer",
     "Explanation",
@@ -131,6 +140,8 @@ __all__ = [
     "GradientRollout",
     "GradientSHAP",
     "GroupCAM",
+    "GuidedBackprop",
+    "GuidedGradCAM",
     "GuidedIG",
     "HiResCAM",
     "InputXGradient",
@@ -153,10 +164,13 @@ __all__ = [
     "ShapleyCAM",
     "Similarity",
     "SimpleFullGrad",
+    "SmoothGrad",
     "SmoothGradCAMPlusPlus",
+    "SmoothGradSquared",
     "Tap",
     "Target",
     "Text",
+    "VarGrad",
     "ViTCX",
     "XGradCAM",
     "ZhouCAM",
@@ -174,12 +188,13 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExpectedGradients Explainer FEM "
-        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout "
-        "GradientSHAP GroupCAM GuidedIG HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM "
-        "LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM "
-        "ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM XRAI ZhouCAM compare completeness fuse"
+        "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast Deconvnet "
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExcitationBackprop "
+        "ExpectedGradients Explainer FEM FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus "
+        "GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop GuidedGradCAM GuidedIG HiResCAM ISCAM "
+        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
+        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus "
+        "SmoothGradSquared VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -12,8 +12,9 @@ from torch import nn
 
 from camscope.errors import InputError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
-from nets import CASES, Plain, plain
-from refusals import ATTENTION, CALLABLE, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
+from camscope.explainers.pixels import PixelExplainer
+from nets import CASES, Plain, linear, plain
+from refusals import ATTENTION, CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
 from tools import Counting, explainer, looks_at_layers
 from untouched import untouched
 
@@ -28,8 +29,10 @@ EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
 
 
 def grid(method, case):
-    """Cells of the map: those of the layer or of the tokens, or the input's pixels where a method looks at neither."""
-    return case.grid if looks_at_layers(method) or method in ATTENTION else case.input_shape[1:]
+    """Cells of the map: those of the layer or of the tokens, or the input's pixels where it is of those."""
+    of_pixels = issubclass(METHODS[method], PixelExplainer)
+    of_cells = looks_at_layers(method) or method in ATTENTION
+    return case.grid if of_cells and not of_pixels else case.input_shape[1:]
 
 
 class Exploding(nn.Module):
@@ -204,7 +207,7 @@ FEW_OR_ALL = {"groupcam": {"groups": 4}, "vitcx": {"distance": 0}}  # seven chan
 
 @EVERY_METHOD
 def test_the_declared_cost_is_the_counted_cost(method):
-    cls, case = METHODS[method], first_answered(method, "channels last", "tokens")
+    cls, case = METHODS[method], first_answered(method, "channels last", "tokens", "residual")
     model, x = case.make()
     counting, stem = Counting(model), Rows(next(model.children()))
     setattr(model, next(name for name, _ in model.named_children()), stem)
@@ -256,8 +259,8 @@ def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
 @pytest.mark.parametrize(("method", "where"), REFUSED)
 def test_where_a_method_has_no_map_it_says_why_and_changes_nothing(method, where):
     error, message = REFUSED[method, where]
-    if where == PLAIN:
-        (model, x), layer = plain(), "middle"
+    if where in (PLAIN, LINEAR):
+        (model, x), layer = (plain(), "middle") if where == PLAIN else (linear(), "features")
     else:
         case = CASES["pooled" if where == CALLABLE else where]
         (model, x), layer = case.make(), case.layer

@@ -23,7 +23,17 @@ from camscope.explainers.gradient_cam import (
     XGradCAM,
 )
 from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
-from camscope.explainers.gradients import InputXGradient, Saliency
+from camscope.explainers.gradients import (
+    Deconvnet,
+    ExcitationBackprop,
+    GuidedBackprop,
+    GuidedGradCAM,
+    InputXGradient,
+    Saliency,
+    SmoothGrad,
+    SmoothGradSquared,
+    VarGrad,
+)
 from camscope.explainers.group_cam import GroupCAM
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
@@ -54,11 +64,13 @@ __all__ = [
     "Comparison",
     "Concepts",
     "Contrast",
+    "Deconvnet",
     "DeepFeatureFactorization",
     "Denoised",
     "EdgeDetector",
     "EigenCAM",
     "EigenGradCAM",
+    "ExcitationBackprop",
     "ExpectedGradients",
     "Explainer",
     "Features",
@@ -72,6 +84,8 @@ __all__ = [
     "GradientRollout",
     "GradientSHAP",
     "GroupCAM",
+    "GuidedBackprop",
+    "GuidedGradCAM",
     "GuidedIG",
     "HiResCAM",
     "InputXGradient",
@@ -88,7 +102,10 @@ __all__ = [
     "ScoreCAM",
     "ShapleyCAM",
     "SimpleFullGrad",
+    "SmoothGrad",
     "SmoothGradCAMPlusPlus",
+    "SmoothGradSquared",
+    "VarGrad",
     "ViTCX",
     "WeightedChannels",
     "XGradCAM",

@@ -90,7 +90,7 @@ class DeepFeatureFactorization(LayerExplainer):
         return factorised(matrix.relu(), self.concepts, sweeps=self.sweeps, tolerance=self.tolerance)
 
     def _page(self, score: Score, x: Tensor) -> Features:
-        layer = self._choose(x, score) if self.layer is None else str(self.layer)
+        layer = self.choose(x, score) if self.layer is None else str(self.layer)
         with Pass([self], [layer], x, [score]) as one:
             return next(features for _, features in one.features(0))
 

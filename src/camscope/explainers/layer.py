@@ -1,57 +1,35 @@
 """LayerExplainer: what every method shares that looks at one layer."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from camscope.cards import card_of
-from camscope.explainers.base import Explainer
+from camscope.explainers.at_layer import AtLayer
 from camscope.explainers.excused import attempted
 from camscope.explainers.features import Features
 from camscope.explainers.grids import first_part
 from camscope.explainers.maps import Later, Maps
 from camscope.explainers.method import Method
 from camscope.explainers.passes import Pass
-from camscope.explainers.scope import expect_whole
-from camscope.hooks.base import find_layer, unwrap
-from camscope.layers import Layout, choose_layer
-from camscope.targets import Score, Target
+from camscope.targets import Score
 
 
-@dataclass(eq=False, repr=False)
-class LayerExplainer(Explainer):
+class LayerExplainer(AtLayer):
     """A map made of one layer's channels. A method writes `combine`.
 
-    `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output`: key of the
-    tensor in a layer that returns several; `call`: which call of a layer that runs several times (default: the last one
-    that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, where the layer's shape is
-    ambiguous; `reshape`: a callable output -> (N,K,*s) instead.
-
     Facts of a method: `needs_gradient` of the score at the layer; `second_order`, its curvature too; `runs_model` again
-    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again.
+    while it combines; of those, `runs_rest`: what comes before the layer sees the same input again; `own_rules`: what goes
+    back to the layer is no gradient, and nothing may shorten its way.
     """
-
-    layer: str | nn.Module | None = None
-    _: KW_ONLY
-    output: str | int | None = None
-    call: int | None = None
-    layout: str | Layout | None = None
-    reshape: Callable[[Tensor], Tensor] | None = None
 
     needs_gradient: ClassVar[bool] = False
     second_order: ClassVar[bool] = False
     runs_model: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect_whole(None, call=self.call)
-        self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
-        self._chosen: dict[tuple[object, ...], str] = {}
+    own_rules: ClassVar[bool] = False
 
     @abstractmethod
     def combine(self, features: Features) -> Tensor:
@@ -74,10 +52,6 @@ class LayerExplainer(Explainer):
         """The maps of several scores from one forward pass, one backward pass each."""
         return [one() if callable(one) else one for one in LayerExplainer.maps_of([self], x, scores)[0]]
 
-    def settled(self, x: Tensor, score: Score) -> Self:
-        """The same method at the layer that it chooses for this input."""
-        return self if self.layer is not None else replace(self, layer=self._choose(x, score))
-
     @property
     def company(self) -> Hashable:
         """Methods share a pass, whatever their layers."""
@@ -92,7 +66,7 @@ class LayerExplainer(Explainer):
         """
         own = [tool for tool in tools if isinstance(tool, LayerExplainer)]
         chooser = next((tool for tool in own if tool.layer is None), None)
-        chosen = [chooser and chooser._choose(x, score) for score in scores]
+        chosen = [chooser and chooser.choose(x, score) for score in scores]
         made: list[list[Maps | Later]] = [[] for _ in own]
         for unnamed, numbers in groupby(range(len(scores)), chosen.__getitem__):
             layers, some = [str(tool.layer or unnamed) for tool in own], [scores[i] for i in numbers]
@@ -118,20 +92,3 @@ class LayerExplainer(Explainer):
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
         return Maps(heat, features.layer, features.layout, zero, tuple(notes), tuple(map(tuple, features.remarks)))
-
-    def _choose(self, x: Tensor, score: Score) -> str:
-        """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
-
-        It is the last one that any class reads; what a callable target reads is looked up each time.
-        """
-        model = score.model
-        card = card_of(model)
-        if card and card.layer:
-            return card.layer
-        if callable(score.target):
-            dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.overall, x, dense=dense).name
-        built = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if built not in self._chosen:
-            self._chosen = {**self._chosen, built: choose_layer(model, score.overall, x).name}
-        return self._chosen[built]

@@ -35,6 +35,7 @@ class Asker(Protocol):
     second_order: ClassVar[bool]
     runs_model: ClassVar[bool]
     runs_rest: ClassVar[bool]
+    own_rules: ClassVar[bool]
 
     @property
     def question(self) -> Hashable:
@@ -96,7 +97,7 @@ class Pass(ExitStack):
         self._tap = self.enter_context(Tap(model, tapped, output=first.output, call=first.call, gradients=self._graph))
         if self._curved:  # fused attention has no second derivative
             self.enter_context(sdpa_kernel(SDPBackend.MATH))
-        elif self._graph:
+        elif self._graph and not any(tool.own_rules for tool in self._tools):
             self.enter_context(zero_rows_skipped(model))
         with ExitStack() as around:
             if again:

@@ -1,7 +1,7 @@
 """PixelExplainer: what every method shares whose map is of the input's own pixels."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
@@ -72,17 +72,27 @@ class OneGradient(PixelExplainer):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass."""
+        return [self.map_of(x, gradient) for gradient in self.gradients(x, scores)]
+
+    def gradients(
+        self, x: Tensor, scores: Sequence[Score], prepare: Callable[[Sequence[Tensor]], object] = len
+    ) -> list[Tensor]:
+        """(N,C,*S) of each score; `prepare` is given the scores (N,) before their gradients are taken."""
 
         def run(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
             values = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
             for one in values:
                 checked_finite("the score", one.detach(), self.on_nonfinite)
+            prepare(values)
             return values
 
-        made = []
-        for gradient in input_gradients(x, run)[1]:
+        found = input_gradients(x, run)[1]
+        for gradient in found:
             checked_finite("the gradient at the input", gradient, self.on_nonfinite)
-            heat = self.over_channels(self.of_gradient(full_precision(x), gradient))
-            made.append(Maps(heat, zero_gradient=~gradient.flatten(1).any(1)))
-        return made
+        return found
+
+    def map_of(self, x: Tensor, gradient: Tensor, *notes: str) -> Maps:
+        """The map (N,*S) of one gradient (N,C,*S)."""
+        heat = self.over_channels(self.of_gradient(full_precision(x), gradient))
+        return Maps(heat, zero_gradient=~gradient.flatten(1).any(1), notes=notes)

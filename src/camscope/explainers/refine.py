@@ -91,7 +91,7 @@ class RefineCAM(Explainer):
 
     def _stages(self, x: Tensor, score: Score) -> list[str]:
         """The last layers of the resolutions, the finest first: known for as long as the model is built the same."""
-        deepest, model = self._base._choose(x, score), score.model
+        deepest, model = self._base.choose(x, score), score.model
         built = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if built not in self._found:
             layers = spatial_layers(model, lambda: score.forward(x), x.shape)

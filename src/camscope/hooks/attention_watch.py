@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from camscope.hooks.body import body_of
 from camscope.hooks.checkpoint import recomputing
 
 T = TypeVar("T")
@@ -77,15 +77,13 @@ class Watch(TorchFunctionMode):
         return result
 
     def _inside(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """The body of a function of PyTorch, watched: called as it is, it would ask this mode again and never begin."""
-        body = FunctionType(func.__code__, {**func.__globals__, "has_torch_function": lambda _: False})
-        body.__defaults__, body.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
+        """The body of a function of PyTorch, watched."""
         before = self._heads
         if func is F.multi_head_attention_forward:
             self._heads = named["num_heads"] if "num_heads" in named else args[4]
         try:
             with self:
-                return body(*args, **named)
+                return body_of(func)(*args, **named)
         finally:
             self._heads = before
 

@@ -1,0 +1,229 @@
+"""Winners: a mode under which a model's way back hands on winning probabilities in place of gradients."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from camscope.errors import ModelError
+from camscope.explainers.gradients.shares import Added, Averaged, HandedOn, Scaled, Share, Shared, Weighted
+from camscope.hooks.base import Hooks, here_only
+from camscope.hooks.body import body_of
+from camscope.hooks.graph import kind_of_step, steps
+from camscope.structure import leaves
+
+WEIGHTED = {"linear", *(f"conv{way}{rank}d" for way in ("", "_transpose") for rank in (1, 2, 3))}
+AVERAGED = {
+    "mean",
+    "sum",
+    "interpolate",
+    *(f"{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in (1, 2, 3)),
+}
+SCALED = {"mul", "imul", "rmul", "multiply", "div", "idiv", "divide", "truediv", "itruediv"}
+ADDED = {"add", "iadd", "radd"}
+# each output has one input: a unit and its own activation are one
+POSITIVE = {"relu", "relu6", "clamp", "clamp_min", "clip", "threshold", "sigmoid", "hardsigmoid", "softplus"}
+SIGNED = {
+    "tanh",
+    "hardtanh",
+    "leaky_relu",
+    "prelu",
+    "rrelu",
+    "elu",
+    "selu",
+    "celu",
+    "gelu",
+    "silu",
+    "mish",
+    "hardswish",
+}
+DROPPED = {"dropout", "alpha_dropout", *(f"dropout{rank}d" for rank in (1, 2, 3))}
+# steps whose outputs are copies of some of their inputs: a gradient goes through them as a probability does
+COPYING = {
+    *("Clone", "View", "UnsafeView", "ReshapeAlias", "Alias", "Permute", "Transpose", "T", "Squeeze", "Unsqueeze"),
+    *("Expand", "Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "ConstantPadNd", "Index"),
+    *("IndexSelect", "Gather", "ToCopy", "PixelShuffle", "Flip", "Roll", "Max", "Amax", "Repeat", "AdaptiveMaxPool2D"),
+    *("MaxPool2DWithIndices", "MaxPool3DWithIndices", "AdaptiveMaxPool3D", "AccumulateGrad", "Identity"),
+    *(f"{kind}Pad{rank}D" for kind in ("Reflection", "Replication") for rank in (1, 2, 3)),
+}
+
+
+@contextmanager
+def winning(model: nn.Module, *, pixels: bool = False) -> Iterator["Winners"]:
+    """Inside the `with`, in this thread, `torch.autograd.grad` of the model's output is the winning probabilities' way back.
+
+    What is done with the output, outside of the model, has the way back that it always has.
+    """
+    with Hooks() as hooks, Winners(pixels=pixels) as winners:
+        hooks.hold(model.register_forward_pre_hook(here_only(partial(winners.turn, True))))
+        hooks.hold(model.register_forward_hook(here_only(partial(winners.turn, False)), always_call=True))
+        yield winners
+
+
+class Winners(TorchFunctionMode):
+    """The mode of `winning`: what the model calls is worked out as ever, and has another way back.
+
+    `pixels`: they go back to the input, whose numbers may be negative. `signed`: activations met that may be, too.
+    """
+
+    def __init__(self, *, pixels: bool = False) -> None:
+        super().__init__()
+        self._pixels, self._inside = pixels, False
+        self.signed: Counter[str] = Counter()
+        self._last: tuple[Tensor, Tensor, tuple[int, int], Weighted] | None = None  # output, input, versions, share
+
+    def turn(self, inside: bool, *_: object) -> None:
+        """Whether what is called next is the model's."""
+        self._inside, self._last = inside, None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What the function returns, with the way back of a probability where there is a rule for it."""
+        name, named = getattr(func, "__name__", "").strip("_"), dict(kwargs or {})
+        if func is torch.autograd.grad:  # which runs checkpoints again
+            return self._again(func, args, named)
+        first = args[0] if args else named.get("input")
+        if not self._inside or not _flows(first):
+            with torch.no_grad() if self._inside and _of_parameters(args, named) else nullcontext():
+                return func(*args, **named)
+        rest = args[1:] if args else ()
+        named.pop("input", None)
+        return self._ruled(name, partial(func, **named), first, rest, named)
+
+    def _again(self, grad: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        self.turn(True)
+        try:
+            with self:
+                return body_of(grad)(*args, **named)
+        finally:
+            self.turn(False)
+
+    def _ruled(self, name: str, func: Callable[..., Any], x: Tensor, rest: Sequence[Any], named: dict[str, Any]) -> Any:
+        other = rest[0] if rest else named.get("other")
+        if name in WEIGHTED:
+            return self._weighted(func, x, rest, named)
+        if name in AVERAGED and named.get("mode", "nearest") != "bicubic":
+            return _shared(func, Averaged(lambda a: func(a, *rest)), (x.detach(),), (x,), rest)
+        if name == "batch_norm":
+            return self._normed(func, x, rest, named)
+        if name in ADDED and _flows(other) and named.get("alpha", 1) == 1:
+            return _added(func, x, other, rest)
+        if name in SCALED and not _flows(other):
+            return _shared(func, Scaled(), (torch.as_tensor(other, device=x.device).detach().sign(),), (x,), rest)
+        if name in POSITIVE | SIGNED | DROPPED:
+            self.signed.update([name] * (name in SIGNED))
+            return _handed_on(func, x, rest)
+        return func(x, *rest)
+
+    def _weighted(self, func: Callable[..., Any], x: Tensor, rest: Sequence[Any], named: dict[str, Any]) -> Tensor:
+        weight = rest[0] if rest else named["weight"]
+        more = {key: value for key, value in named.items() if key not in ("weight", "bias")}
+        plain: Callable[..., Tensor] = func.func if isinstance(func, partial) else func
+        share = Weighted(lambda a, w: plain(a, w, None, *rest[2:], **more), weight, least=self._pixels and _of_input(x))
+        result = _shared(func, share, (x.detach(),), (x,), rest)
+        self._last = result, x, (result._version, x._version), share
+        return result
+
+    def _normed(self, func: Callable[..., Any], x: Tensor, rest: Sequence[Any], named: dict[str, Any]) -> Tensor:
+        """A batch norm straight behind a linear map is one with it; elsewhere it hands on, where it keeps the sign."""
+        gamma = rest[2] if len(rest) > 2 else named.get("weight")
+        signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
+        if self._last is not None and self._last[0] is x:
+            _, source, versions, share = self._last
+            if versions == (x._version, source._version):
+                inputs = (x.detach(), *rest)
+                known = replace(share, signs=signs)
+                found: Tensor = Shared.apply(lambda: func(*inputs), known, (source.detach(),), source)
+                return found
+        return _shared(func, Scaled(), (signs,), (x,), rest)
+
+
+def covered(output: Any, *, contrast: bool = False, name: str = "") -> None:
+    """A ModelError where a step of an output's graph has no rule. `contrast`: of the last linear layers, see `Weighted`."""
+    tensors = [leaf for _, leaf in leaves(output) if leaf.requires_grad]
+    missing = Counter(kind_of_step(node) for node in steps(tensors) if not _has_a_rule(node))
+    if missing:
+        listed = ", ".join(f"{kind} x {count}" for kind, count in missing.most_common(4))
+        raise ModelError(
+            f"{name} has no rule for a part of the way to the layer ({listed}): it knows convolutions, linear layers, means, "
+            f"maxima, sums, concatenations, batch norms and activations; choose a later layer, or pass gradcam"
+        )
+    for share in _heads(tensors) if contrast else ():
+        share.contrast = True
+
+
+def _has_a_rule(node: Node) -> bool:
+    kind = kind_of_step(node)
+    inputs = [before is not None and kind_of_step(before) != "AccumulateGrad" for before, _ in node.next_functions]
+    constant = (kind == "Add" and sum(inputs) <= 1) or (
+        kind == "Sub" and inputs == [True, *[False] * (len(inputs) - 1)]
+    )
+    return constant or kind in COPYING or hasattr(node, "share")
+
+
+def _heads(outputs: Sequence[Tensor]) -> list[Weighted]:
+    """The linear layers that come last on each way."""
+    waiting, heads = [one.grad_fn for one in outputs], list[Weighted]()
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if isinstance(share := getattr(node, "share", None), Weighted):
+            heads.append(share)
+        else:
+            waiting.extend(before for before, _ in node.next_functions)
+    return heads
+
+
+def _flows(value: object) -> TypeGuard[Tensor]:
+    """Whether a tensor depends on what probabilities go back to; a parameter does not."""
+    return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
+
+
+def _of_parameters(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether parameters are all that a value is made of: it is a constant, then, as they are."""
+    found = [leaf for _, leaf in leaves((args, named))]
+    return any(isinstance(one, nn.Parameter) for one in found) and not any(_flows(one) for one in found)
+
+
+def _of_input(x: Tensor) -> bool:
+    """Whether nothing but copies, constants and activations lies between the input and this."""
+    node = x.grad_fn
+    while node is not None and kind_of_step(node) != "AccumulateGrad":
+        if getattr(getattr(node, "share", None), "splits", False):
+            return False
+        node = node.next_functions[0][0]
+    return True
+
+
+def _shared(
+    func: Callable[..., Any], share: Share, kept: tuple[Tensor, ...], inputs: tuple[Tensor, ...], rest: Sequence[Any]
+) -> Tensor:
+    found: Tensor = Shared.apply(lambda: func(inputs[0], *rest), share, kept, *inputs)
+    return found
+
+
+def _handed_on(func: Callable[..., Any], x: Tensor, rest: Sequence[Any]) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = func(x, *rest)  # in place it stays the step that it was, which is what is wanted
+    return result if result is x else _shared(lambda _: result, HandedOn(), (), (x,), ())
+
+
+def _added(func: Callable[..., Any], a: Tensor, b: Tensor, rest: Sequence[Any]) -> Tensor:
+    with torch.no_grad():
+        first, second = a.clamp(min=0), b.clamp(min=0)
+        total = first + second
+        parts = tuple(torch.where(total > 0, one / total, 0) for one in (first, second))
+    return _shared(func, Added((a.shape, b.shape)), parts, (a, b), rest)
