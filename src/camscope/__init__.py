@@ -16,11 +16,13 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        DRISE,
         FEM,
         ISCAM,
         KPCACAM,
         LIFTCAM,
         METHODS,
+        RISE,
         SSCAM,
         AblationCAM,
         Augmented,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         IntegratedGradients,
         LayerCAM,
         LeGrad,
+        Occlusion,
         OptiCAM,
         RandomCAM,
         ReciproCAM,
@@ -87,11 +90,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAM",
+    "DRISE",
     "FEM",
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
     "METHODS",
+    "RISE",
     "SSCAM",
     "AblationCAM",
     "Augmented",
@@ -126,6 +131,7 @@ __all__ = [
     "IntegratedGradients",
     "LayerCAM",
     "LeGrad",
+    "Occlusion",
     "OptiCAM",
     "Output",
     "Placement",
@@ -162,12 +168,12 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast "
+        "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast DRISE "
         "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
         "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
-        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM "
-        "ZhouCAM compare completeness fuse"
+        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS Occlusion OptiCAM RISE "
+        "RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad "
+        "SmoothGradCAMPlusPlus ViTCX XGradCAM ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -29,6 +29,7 @@ from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
 from camscope.explainers.opti_cam import OptiCAM
 from camscope.explainers.paths import IntegratedGradients
+from camscope.explainers.perturbations import DRISE, RISE, Occlusion
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
 from camscope.explainers.vit_cx import ViTCX
@@ -36,11 +37,13 @@ from camscope.explainers.wrappers import Augmented, Contrast, Denoised
 
 __all__ = [
     "CAM",
+    "DRISE",
     "FEM",
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
     "METHODS",
+    "RISE",
     "SPACE",
     "SSCAM",
     "AblationCAM",
@@ -74,6 +77,7 @@ __all__ = [
     "LayerCAM",
     "LayerExplainer",
     "LeGrad",
+    "Occlusion",
     "OptiCAM",
     "RandomCAM",
     "ReciproCAM",

@@ -14,7 +14,10 @@ from camscope.layers import Layout
 
 @dataclass
 class Maps:
-    """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`)."""
+    """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`).
+
+    `error` (N,*s): each cell's standard error, where the map is a mean over what was drawn.
+    """
 
     heat: Tensor
     layer: str | None = None
@@ -22,6 +25,7 @@ class Maps:
     zero_gradient: Tensor | None = None
     notes: tuple[str, ...] = ()
     own: tuple[tuple[str, ...], ...] = ()
+    error: Tensor | None = None
 
     def notes_of(self, sample: int) -> tuple[str, ...]:
         """What a result of one sample says of itself."""
@@ -37,6 +41,7 @@ def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
     return replace(
         several[0],
         heat=heat,
+        error=None,
         zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(several) else None,
         notes=_once([*(one.notes for one in several), said]),
         own=tuple(map(_once, zip_longest(*(one.own for one in several), fillvalue=()))),
