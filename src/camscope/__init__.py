@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CAM,
         DRISE,
         FEM,
+        HSIC,
         ISCAM,
         KPCACAM,
         LIFTCAM,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         EigenCAM,
         EigenGradCAM,
         Explainer,
+        ExtremalPerturbation,
         FinerCAM,
         FullGrad,
         Fused,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
         IntegratedGradients,
         LayerCAM,
         LeGrad,
+        MeaningfulPerturbation,
         Occlusion,
         OptiCAM,
         RandomCAM,
@@ -60,9 +63,11 @@ if TYPE_CHECKING:
         Rollout,
         Saliency,
         ScoreCAM,
+        SegmentAblation,
         ShapleyCAM,
         SimpleFullGrad,
         SmoothGradCAMPlusPlus,
+        Sobol,
         ViTCX,
         XGradCAM,
         ZhouCAM,
@@ -92,6 +97,7 @@ __all__ = [
     "CAM",
     "DRISE",
     "FEM",
+    "HSIC",
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
@@ -117,6 +123,7 @@ __all__ = [
     "EigenGradCAM",
     "Explainer",
     "Explanation",
+    "ExtremalPerturbation",
     "FinerCAM",
     "FullGrad",
     "Fused",
@@ -131,6 +138,7 @@ __all__ = [
     "IntegratedGradients",
     "LayerCAM",
     "LeGrad",
+    "MeaningfulPerturbation",
     "Occlusion",
     "OptiCAM",
     "Output",
@@ -144,10 +152,12 @@ __all__ = [
     "Rollout",
     "Saliency",
     "ScoreCAM",
+    "SegmentAblation",
     "ShapleyCAM",
     "Similarity",
     "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
+    "Sobol",
     "Tap",
     "Target",
     "Text",
@@ -169,11 +179,12 @@ __all__ = [
 _NAMES = {
     "camscope.explainers": (
         "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast DRISE "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
-        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
-        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS Occlusion OptiCAM RISE "
-        "RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad "
-        "SmoothGradCAMPlusPlus ViTCX XGradCAM ZhouCAM compare completeness fuse"
+        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer ExtremalPerturbation FEM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM "
+        "HSIC HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS "
+        "MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency "
+        "ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus Sobol ViTCX XGradCAM ZhouCAM "
+        "compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

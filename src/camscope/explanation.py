@@ -226,7 +226,7 @@ class Explanation:
 
         buffer = io.BytesIO()
         present = {key: value for key in ARRAYS if (value := getattr(self, key)) is not None}
-        np.savez_compressed(buffer, facts=np.array(json.dumps(self._facts())), **present)  # type: ignore[arg-type]  # numpy's stub mistakes arrays for its flag
+        np.savez_compressed(buffer, facts=np.array(json.dumps(self._facts())), **present)
         return buffer.getvalue()
 
     def _facts(self) -> dict[str, Any]:
@@ -349,14 +349,13 @@ def _scaled(values: Floats, scale: Literal["max", "symmetric"] | tuple[float, fl
     return np.clip((values - low) / (high - low), 0.0, 1.0) if high > low else np.zeros_like(values)
 
 
-def _from_facts(facts: dict[str, Any], heat: Floats, **arrays: Floats) -> Explanation:
+def _from_facts(facts: dict[str, Any], heat: Floats, error: Floats | None = None, **pictures: Pixels) -> Explanation:
     facts.pop("dtype", None)
     if heat.dtype.kind != "f" or heat.ndim == 0:
         raise TypeError(f"its heat is {heat.dtype} {heat.shape}, not a map of floats")
-    error = arrays.get("error")
     if error is not None and (error.dtype.kind != "f" or error.shape != heat.shape):
         raise TypeError(f"its error is {error.dtype} {error.shape}, not of the map's {heat.shape}")
     facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
     facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
     facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
-    return Explanation(heat=heat, **arrays, **facts)
+    return Explanation(heat=heat, error=error, **{**facts, **pictures})

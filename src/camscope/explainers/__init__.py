@@ -29,7 +29,16 @@ from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
 from camscope.explainers.opti_cam import OptiCAM
 from camscope.explainers.paths import IntegratedGradients
-from camscope.explainers.perturbations import DRISE, RISE, Occlusion
+from camscope.explainers.perturbations import (
+    DRISE,
+    HSIC,
+    RISE,
+    ExtremalPerturbation,
+    MeaningfulPerturbation,
+    Occlusion,
+    SegmentAblation,
+    Sobol,
+)
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
 from camscope.explainers.vit_cx import ViTCX
@@ -39,6 +48,7 @@ __all__ = [
     "CAM",
     "DRISE",
     "FEM",
+    "HSIC",
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
@@ -61,6 +71,7 @@ __all__ = [
     "EigenCAM",
     "EigenGradCAM",
     "Explainer",
+    "ExtremalPerturbation",
     "Features",
     "FinerCAM",
     "FullGrad",
@@ -77,6 +88,7 @@ __all__ = [
     "LayerCAM",
     "LayerExplainer",
     "LeGrad",
+    "MeaningfulPerturbation",
     "Occlusion",
     "OptiCAM",
     "RandomCAM",
@@ -85,9 +97,11 @@ __all__ = [
     "Rollout",
     "Saliency",
     "ScoreCAM",
+    "SegmentAblation",
     "ShapleyCAM",
     "SimpleFullGrad",
     "SmoothGradCAMPlusPlus",
+    "Sobol",
     "ViTCX",
     "WeightedChannels",
     "XGradCAM",

@@ -44,6 +44,11 @@ class Veiled:
         """(): the score with nothing hidden."""
         return self.runs.values[self.sample].double()
 
+    @property
+    def precision(self) -> float:
+        """Of the model's scores: the least step from 1."""
+        return torch.finfo(self.runs.score.dtype).eps
+
     def through(self, masks: Tensor, fill: Tensor) -> Tensor:
         """(R,*S) -> (R,C,*S): x m + fill (1 - m), the one or the other to the bit where m is 1 or 0."""
         return torch.lerp(fill, self.x, masks[:, None].to(self.x.dtype))

@@ -10,6 +10,7 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.base import register
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
+from camscope.explainers.scope import expect_count
 
 SHARE = 7  # the usual window is so large a part of an axis: 32 of 224
 
@@ -85,8 +86,6 @@ def mean_over(values: Tensor, covers: Sequence[Tensor]) -> Tensor:
 
 def expect_counts(*also: object, **settings: object) -> None:
     """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `also`."""
-    from camscope.explainers.scope import expect_count
-
     for name, value in settings.items():
         for one in value if isinstance(value, list | tuple) and value else [value]:
             expect_count(*also, **{name: one})
