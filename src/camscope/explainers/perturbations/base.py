@@ -58,12 +58,12 @@ class Veiled:
         each = [self.runs.scores(self.sample, self.through(masks, fill), chance=chance) for fill in self.fills]
         return torch.stack(each).double()
 
-    def all_scores(self, turns: int, masks: Masks) -> Tensor:
-        """(F,turns), float64: the scores under so many masks, in passes that fit into memory."""
+    def all_scores(self, turns: int, masks: Masks, *, chance: bool = False) -> Tensor:
+        """(F,turns), float64: the scores, or probabilities, under so many masks, in passes that fit into memory."""
         found = torch.empty(len(self.fills), turns, dtype=torch.float64, device=self.x.device)
 
         def work(part: slice) -> None:
-            found[:, part] = self.scores(masks(part))
+            found[:, part] = self.scores(masks(part), chance=chance)
 
         self.runs.in_turns(self.sample, turns, work)
         return found

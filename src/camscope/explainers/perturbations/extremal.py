@@ -20,6 +20,7 @@ TEMPERATURE = 1 / 20  # of the smooth maximum
 WEIGHT = 300.0  # of the area's constraint at first
 RISE_OF_WEIGHT = 16.0  # so many times that in the end
 MOMENTUM = 0.9
+HALF = 0.5  # of every cell is shown at first
 
 
 @register
@@ -29,9 +30,10 @@ class ExtremalPerturbation(PerturbationExplainer):
     m = smax_u k(· - u) m'_u, the smooth maximum (of temperature 1/20) of a coarse mask m' under the kernel
     k(z) = exp(-2 max(0, |z| / σ - 1/2)²), σ three of the `cells` along each axis, is smooth whatever m' is; r_a is 1 for
     the share a of the largest values, else 0: the mean square of the difference holds the area. `steps` of gradient
-    ascent at `learning_rate` (momentum 0.9, m' from all 1 on, kept in 0..1), λ from 300 to 16 times that, as the authors'
-    800 steps of 0.01 have it. They hide by blurring the more, the less m is, and flip the input at every other step; here
-    m goes between the input and one blur. `areas`: shares of the input.
+    ascent at `learning_rate` (momentum 0.9, m' kept in 0..1), λ from 300 to 16 times that, as in the authors' 800 steps
+    of 0.01. The authors start from m' = 1, where the order of equal values decides which of them the area keeps; here
+    m' = 1/2, and the first step goes by the score alone. They blur the more, the less m is, and flip the input at every
+    other step; here m goes between the input and one blur. `areas`: shares of the input.
     """
 
     name, paper = "extremalperturbation", "arXiv:1910.08485"
@@ -54,13 +56,14 @@ class ExtremalPerturbation(PerturbationExplainer):
     def found(self, veiled: Veiled) -> Found:
         """(*S)"""
         size = veiled.x.shape[1:]
-        cells = torch.ones(len(self.areas), *extents(self.cells, size), device=veiled.x.device)
-        coarse = cells.to(torch.promote_types(veiled.x.dtype, torch.float32))
+        kind = torch.promote_types(veiled.x.dtype, torch.float32)
+        shape = len(self.areas), *extents(self.cells, size)
+        coarse = torch.full(shape, HALF, dtype=kind, device=veiled.x.device)
         speed = torch.zeros_like(coarse)
         what = f"{self.title}, image {veiled.sample + 1} of {len(veiled.runs.x)}"
         with counted(what, self.steps, self.progress) as advance:
             for step in range(self.steps):
-                weight = WEIGHT * RISE_OF_WEIGHT ** (step / self.steps)
+                weight = WEIGHT * RISE_OF_WEIGHT ** (step / self.steps) if step else 0.0
                 speed = speed.lerp(self.slope(veiled, coarse, weight), 1 - MOMENTUM)
                 coarse = (coarse + self.learning_rate * speed).clamp(0, 1)
                 advance(1)

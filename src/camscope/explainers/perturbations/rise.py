@@ -71,7 +71,9 @@ class DRISE(RISE):
 def enlarging(length: int, cells: int) -> Tensor:
     """(shifts,length,cells + 1): how a grid of one more cell becomes pixels of one axis, linearly, at each shift of it."""
     pixels = -(-length // cells)
-    whole = F.interpolate(torch.eye(cells + 1)[None], (cells + 1) * pixels, mode="linear", align_corners=False)[0]
+    whole = F.interpolate(
+        torch.eye(cells + 1, dtype=torch.float64)[None], (cells + 1) * pixels, mode="linear", align_corners=False
+    )[0]
     return whole.unfold(1, length, 1)[:, :pixels].permute(1, 2, 0)
 
 
@@ -80,6 +82,6 @@ def enlarged(grids: Tensor, ways: Sequence[Tensor], shifts: Tensor) -> Tensor:
     for axis, way in enumerate(ways):
         which = (shifts[:, axis] * len(way)).long().clamp(max=len(way) - 1)
         lines = grids.movedim(axis + 1, 1)
-        grown = way[which] @ lines.flatten(2)
+        grown = way[which] @ lines.reshape(*lines.shape[:2], -1)
         grids = grown.view(len(grids), way.shape[1], *lines.shape[2:]).movedim(1, axis + 1)
     return grids

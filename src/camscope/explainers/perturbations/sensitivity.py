@@ -18,7 +18,7 @@ from camscope.explainers.scope import expect_count
 class GridSensitivity(PerturbationExplainer):
     """A number a cell of a grid of masks: what the spread of the score under the masks has to do with it.
 
-    `cells`: along each axis. `samples`: of the points of a scrambled Sobol sequence. A pixel has its cell's number.
+    `cells`: along each axis. `samples`: masks, for Sobol pairs of them. A pixel has its cell's number.
     """
 
     _: KW_ONLY
@@ -43,21 +43,12 @@ class GridSensitivity(PerturbationExplainer):
         values, errors = self.of_cells(veiled, labels, torch.Size(counts).numel())
         return Found(values[labels], None if errors is None else errors[labels])
 
-    def points(self, dimensions: int, like: Tensor) -> Tensor:
-        """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
-        most = SobolEngine.MAXDIM
-        if dimensions > most:
-            raise InputError(f"cells={self.cells}: a Sobol sequence has {most} dimensions, {dimensions} are needed")
-        engine = SobolEngine(dimensions, scramble=True, seed=self.seed % 2**63)
-        drawn: Tensor = engine.draw(self.samples, dtype=torch.float64)
-        return drawn.to(like.device)
-
 
 @register
 class Sobol(GridSensitivity):
     """E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]: total Sobol indices, Jansen's estimator (Fel et al. 2021, section 3).
 
-    A, B: two masks of independent cells, each evenly between 0 and 1. The index of a cell is the share of the score's
+    A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a cell is the share of the score's
     variance that is lost when that cell stands still, whatever the others do: it has no sign. A score that no mask
     changes has indices of 0. The variance is that of all A, and the standard error that of the mean of squares.
     """
@@ -67,7 +58,8 @@ class Sobol(GridSensitivity):
 
     def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """(count,)"""
-        first, second = self.points(2 * count, labels).split(count, dim=1)
+        points = self.points(2 * count, labels)
+        first, second = points[:, :count], points[:, count:]
 
         def masks(part: slice) -> Tensor:
             turns = torch.arange(part.start, part.stop, device=labels.device)
@@ -83,12 +75,21 @@ class Sobol(GridSensitivity):
         each = [total_indices(one[:, 0], one[:, 1:], precision) for one in scores]
         return torch.stack([one[0] for one in each]).mean(0), torch.stack([one[1] for one in each]).mean(0)
 
+    def points(self, dimensions: int, like: Tensor) -> Tensor:
+        """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
+        most = SobolEngine.MAXDIM
+        if dimensions > most:
+            raise InputError(f"cells={self.cells}: a Sobol sequence has {most} dimensions, {dimensions} are needed")
+        engine = SobolEngine(dimensions, scramble=True, seed=self.seed % 2**63)
+        drawn: Tensor = engine.draw(self.samples, dtype=torch.float64)
+        return drawn.to(like.device)
+
 
 @register
 class HSIC(GridSensitivity):
     """tr(K_i H L H) / (n - 1)²: how far the score depends on whether cell i is seen (Novello et al. 2022, section 3).
 
-    A mask shows or hides each cell with equal chance; K_i is 1 where two masks agree in cell i, else 0; L is
+    Of the masks one half shows a cell and the other half hides it, drawn for each cell by itself; K_i is 1 where two masks agree in cell i, else 0; L is
     exp(-(f - f')² / 2 σ²) of their scores; H takes off means. Never negative; 0 for what is independent, up to sampling.
     σ is the scores' standard deviation: with the authors' median score a constant added to all would change the map.
     """
@@ -99,7 +100,9 @@ class HSIC(GridSensitivity):
 
     def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """(count,)"""
-        shown = self.points(count, labels) >= 0.5
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.rand(self.samples, count, generator=generator, dtype=torch.float32)
+        shown = (drawn.argsort(0) < self.samples // 2).to(labels.device)
         flat = labels.flatten()
         scores = veiled.all_scores(self.samples, lambda part: shown[part][:, flat].view(-1, *labels.shape))
         return torch.stack([dependence(shown, one, veiled.precision) for one in scores]).mean(0), None
