@@ -48,9 +48,10 @@ class GridSensitivity(PerturbationExplainer):
 class Sobol(GridSensitivity):
     """E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]: total Sobol indices, Jansen's estimator (Fel et al. 2021, section 3).
 
-    A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a cell is the share of the score's
-    variance that is lost when that cell stands still, whatever the others do: it has no sign. A score that no mask
-    changes has indices of 0. The variance is that of all A, and the standard error that of the mean of squares.
+    A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a
+    cell is the share of the score's variance that is lost when that cell stands still, whatever the others do: it has no
+    sign. A score that no mask changes has indices of 0. The variance is that of all A; the standard error is that of the
+    mean of squares.
     """
 
     name, paper = "sobol", "arXiv:2111.04138"
@@ -89,9 +90,10 @@ class Sobol(GridSensitivity):
 class HSIC(GridSensitivity):
     """tr(K_i H L H) / (n - 1)²: how far the score depends on whether cell i is seen (Novello et al. 2022, section 3).
 
-    Of the masks one half shows a cell and the other half hides it, drawn for each cell by itself; K_i is 1 where two masks agree in cell i, else 0; L is
-    exp(-(f - f')² / 2 σ²) of their scores; H takes off means. Never negative; 0 for what is independent, up to sampling.
-    σ is the scores' standard deviation: with the authors' median score a constant added to all would change the map.
+    Of the masks one half shows a cell and the other half hides it, drawn for each cell by itself; K_i is 1 where two
+    masks agree in cell i, else 0; L is exp(-(f - f')² / 2 σ²) of their scores; H takes off means. Never negative; 0 for
+    what is independent, up to sampling. σ is the scores' standard deviation: with the authors' median score a constant
+    added to all would change the map.
     """
 
     name, paper = "hsic", "arXiv:2206.06219"
