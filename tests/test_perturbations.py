@@ -451,3 +451,30 @@ def test_the_rest_of_the_family_is_asked_about_boxes_too():
     expected = torch.zeros(8, 12, dtype=torch.float64)
     expected[:, :4], expected[:, 4:8] = 16 / 48, 8 / 48
     torch.testing.assert_close(heat, expected)
+
+
+# --- captum's: a second opinion
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.7])
+def test_captums_occlusion_is_the_same_where_its_last_windows_are_whole(fill):
+    attr = pytest.importorskip("captum.attr")
+    model, x = CASES["pooled"].make(2, torch.float64)
+    theirs = attr.Occlusion(model).attribute(x, (3, 4, 4), (3, 3, 2), baselines=fill, target=1)
+    ours = Occlusion(model, window=4, stride=(3, 2), baseline=torch.full((3, 16, 12), fill)).attribute(x, 1)
+    torch.testing.assert_close(ours, theirs[:, 0].double(), rtol=1e-5, atol=1e-7)  # theirs is in float32
+    cut = attr.Occlusion(model).attribute(x, (3, 4, 4), (3, 3, 3), baselines=fill, target=1)
+    whole = Occlusion(model, window=4, stride=3, baseline=torch.full((3, 16, 12), fill)).attribute(x, 1)
+    assert not torch.allclose(
+        whole[..., -4:], cut[:, 0, :, -4:].double(), rtol=1e-3
+    )  # its last window is three pixels wide
+    torch.testing.assert_close(whole[..., :8], cut[:, 0, :, :8].double(), rtol=1e-5, atol=1e-7)
+
+
+def test_captums_feature_ablation_is_the_same():
+    attr = pytest.importorskip("captum.attr")
+    model, x = CASES["pooled"].make(2, torch.float64)
+    labels = torch.arange(16 * 12).view(16, 12) * 7 // 50 % 5
+    theirs = attr.FeatureAblation(model).attribute(x, target=1, feature_mask=labels[None, None])
+    ours = SegmentAblation(model, segments=labels).attribute(x, 1)
+    torch.testing.assert_close(ours, theirs[:, 0], rtol=1e-5, atol=1e-12)

@@ -20,13 +20,13 @@ def quarters(x):
 # Of a method that runs the model many times as few as tell whether it is right: its formula is the same with more.
 FEW = {
     "occlusion": {"window": 5},
-    "rise": {"samples": 24, "cells": 3},
-    "drise": {"samples": 20, "cells": 4},
+    "rise": {"samples": 12, "cells": 3},
+    "drise": {"samples": 10, "cells": 4},
     "segmentablation": {"segments": quarters},
-    "sobol": {"samples": 4, "cells": 2},
-    "hsic": {"samples": 16, "cells": 3},
-    "extremalperturbation": {"steps": 3, "cells": 4, "areas": (0.2, 0.5)},
-    "meaningfulperturbation": {"steps": 4, "cells": 5},
+    "sobol": {"samples": 3, "cells": 2},
+    "hsic": {"samples": 10, "cells": 3},
+    "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.5)},
+    "meaningfulperturbation": {"steps": 2, "cells": 5},
 }
 
 

@@ -33,29 +33,29 @@ def points(samples, dimensions):
 
 def total_indices():
     """f(A) - f(A with a_i = b_i) = w_i (a_i - b_i), as the score is a sum."""
-    rows = points(4, 8)
+    rows = points(3, 8)
     scores = [sum(w * a for w, a in zip(CELLS, row, strict=False)) for row in rows]
-    mean = sum(scores) / 4
-    variance = sum((score - mean) ** 2 for score in scores) / 3
+    mean = sum(scores) / 3
+    variance = sum((score - mean) ** 2 for score in scores) / 2
     squares = [sum((CELLS[i] * (row[i] - row[4 + i])) ** 2 for row in rows) for i in range(4)]
-    return shaped([one / (2 * 4 * variance) for one in squares])
+    return shaped([one / (2 * 3 * variance) for one in squares])
 
 
 def dependence():
-    """Σ_jk (K_jk - its means) L_jk / 15²"""
-    drawn = torch.rand(16, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    masks = (drawn.argsort(0) < 8).tolist()
+    """Σ_jk (K_jk - its means) L_jk / 9²"""
+    drawn = torch.rand(10, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    masks = (drawn.argsort(0) < 5).tolist()
     scores = [sum(w * m for w, m in zip(CELLS, row, strict=True)) for row in masks]
-    mean = sum(scores) / 16
-    variance = sum((score - mean) ** 2 for score in scores) / 15
+    mean = sum(scores) / 10
+    variance = sum((score - mean) ** 2 for score in scores) / 9
     alike = [[exp(-((a - b) ** 2) / 2 / variance) for a in scores] for b in scores]
     found = []
     for i in range(4):
         same = [[float(a[i] == b[i]) for a in masks] for b in masks]
-        rows = [sum(row) / 16 for row in same]
-        whole = sum(rows) / 16
-        pairs = product(range(16), repeat=2)
-        found.append(sum((same[j][k] - rows[j] - rows[k] + whole) * alike[j][k] for j, k in pairs) / 15**2)
+        rows = [sum(row) / 10 for row in same]
+        whole = sum(rows) / 10
+        pairs = product(range(10), repeat=2)
+        found.append(sum((same[j][k] - rows[j] - rows[k] + whole) * alike[j][k] for j, k in pairs) / 9**2)
     return shaped(found)
 
 
@@ -83,14 +83,14 @@ GAINS = gains((1, -1, 2, 0, -2, 1, 1, 4))
 
 
 def least_deleted():
-    """Four steps of Adam, a linear score's probability; every disc has all four cells or none, so it starts with none."""
+    """Two steps of Adam, a linear score's probability; the blur of all takes nothing from it, so it starts with no disc."""
     apart = gains((-1, 1, 0, -2, -2, -1, 3, 4))  # G less OTHER
     first, second = blurred()
     row = (-1, 1, 0, -2, -2, -1, 3, 4)
     hidden = sum(a * b for a, b in zip(row, (*first, *second), strict=True))
-    m, mean, square = [0.0] * 4, [0.0] * 4, [0.0] * 4
+    m, mean, square = [1.0] * 4, [0.0] * 4, [0.0] * 4
     neighbours = [(0, 1), (2, 3), (0, 2), (1, 3)]
-    for step in range(1, 5):
+    for step in range(1, 3):
         p = 1 / (1 + exp(-hidden - sum(a * b for a, b in zip(apart, m, strict=True))))
         slopes = [p * (1 - p) * a - 1e-4 for a in apart]
         for i, j in neighbours:
@@ -119,17 +119,17 @@ def smoothed(coarse):
 
 
 def extremal():
-    """Three steps of an area of 0.2, which is to be one cell of four as no part of one counts, and one of 0.5, two cells."""
+    """Two steps of an area of 0.2, which is to be one cell of four as no part of one counts, and one of 0.5, two cells."""
     found = [0.0] * 4
     for ones in (1, 2):
         m, speed = [0.5] * 4, [0.0] * 4
-        for step in range(3):
+        for step in range(2):
             values, slopes = smoothed(m)
             order = sorted(range(4), key=lambda i: values[i])
             wanted = [0.0] * 4
             for i in order[4 - ones :]:
                 wanted[i] = 1.0
-            weight = 300 * 16 ** (step / 3) if step else 0
+            weight = 300 * 16 ** (step / 2) if step else 0
             pulls = [gain - weight * 2 * (v - w) / 4 for gain, v, w in zip(GAINS, values, wanted, strict=True)]
             for j in range(4):
                 speed[j] = 0.9 * speed[j] + 0.1 * sum(pulls[i] * slopes[i][j] for i in range(4))
@@ -142,8 +142,8 @@ NUMBERS = {
     # one window, larger than the input: the whole score but the bias
     "occlusion": [[-8.0, -8.0], [-8.0, -8.0]],
     "segmentablation": shaped(CELLS),
-    "rise": seen(24),
-    "drise": seen(20),
+    "rise": seen(12),
+    "drise": seen(10),
     "sobol": total_indices(),
     "hsic": dependence(),
     "extremalperturbation": extremal(),

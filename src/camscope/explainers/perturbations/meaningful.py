@@ -25,7 +25,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
     m: a mask of `cells` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
     it is; hidden places are blurred. `steps` of Adam at `learning_rate`. `size_weight`: λ₁;
     `smooth_weight`: λ₂. Adam starts from the smallest of ten discs in the centre that takes 99 % of what the blur of all
-    takes from p, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels at each step
+    takes from p, from no disc where that takes nothing, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels at each step
     and smooth the enlarged mask; here nothing is drawn.
     """
 
@@ -66,7 +66,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         discs = outside_of_discs(extents(self.cells, veiled.x.shape[1:]), veiled.x)
         left = veiled.all_scores(len(discs), lambda part: enlarged(discs[part], veiled.runs.x), chance=True).mean(0)
         enough = left[0] - left >= ENOUGH * (left[0] - left[-1])
-        enough[0], enough[-1] = False, True
+        enough[-1] = True
         return discs[enough.nonzero()[:1, 0]]
 
     def slope(self, veiled: Veiled, coarse: Tensor) -> tuple[Tensor, float]:
