@@ -7,7 +7,7 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from camscope import Box, GradCAM, HiResCAM, LayerCAM
+from camscope import DRISE, Box, GradCAM, HiResCAM, LayerCAM
 from camscope.errors import TargetError
 from camscope.explainers.grids import first_part
 from untouched import untouched
@@ -119,3 +119,15 @@ def test_the_first_part_of_a_map_by_hand():
     ramp = torch.arange(4.0).expand(1, 2, 4)
     assert first_part(ramp, (1.0, 0.5))[0, 0].tolist() == [0.0, 0.25, 0.75, 1.25]
     torch.testing.assert_close(first_part(ramp, (1.0, 1.0)), ramp)
+
+
+@pytest.mark.parametrize("kind", [FasterRCNN, RetinaNet])
+def test_drise_through_masks_that_hide_nothing_is_the_boxs_score_everywhere(kind):
+    model, x = detector(kind)
+    box, label, score = found_box(model, x)
+    tool = DRISE(model, samples=3, cells=4, keep=1.0)
+    with untouched(model, x):
+        open_ = tool.attribute(x[:1], Box(*box, of=label))[0]
+    torch.testing.assert_close(open_, torch.full((64, 96), score))
+    hidden = DRISE(model, samples=3, cells=4).attribute(x[:1], Box(*box, of=label))[0]
+    assert hidden.std() > 0

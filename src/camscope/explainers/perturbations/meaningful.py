@@ -23,10 +23,10 @@ class MeaningfulPerturbation(PerturbationExplainer):
     """1 - m, of the m that minimises λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m) (Fong & Vedaldi 2017, section 4).
 
     m: a mask of `cells` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
-    it is; hidden places are blurred. `steps` of Adam at `learning_rate`. `size_weight`: λ₁;
-    `smooth_weight`: λ₂. Adam starts from the smallest of ten discs in the centre that takes 99 % of what the blur of all
-    takes from p, from no disc where that takes nothing, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels at each step
-    and smooth the enlarged mask; here nothing is drawn.
+    it is; hidden places are blurred. `steps` of Adam at `learning_rate`. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam
+    starts from the smallest of ten discs in the centre that takes 99 % of what the blur of all takes from p, from no disc
+    where that takes nothing, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels
+    at each step and smooth the enlarged mask; here nothing is drawn.
     """
 
     name, paper = "meaningfulperturbation", "arXiv:1704.03296"
