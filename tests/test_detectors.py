@@ -8,7 +8,7 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-from camscope import Augmented, Box, GradCAM, HiResCAM, LayerCAM, RefineCAM, Region
+from camscope import DRISE, Augmented, Box, GradCAM, HiResCAM, LayerCAM, RefineCAM, Region
 from camscope.errors import TargetError
 from camscope.explainers.grids import first_part
 from untouched import untouched
@@ -157,3 +157,14 @@ def test_each_of_several_boxes_has_the_layer_that_it_is_read_off(wrap):
     assert all(one.status != "zero_gradient" for one in found)
     for one, question in zip(found, (large, small, large), strict=True):
         np.testing.assert_allclose(one.heat, tool.explain(x, question).heat, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [FasterRCNN, RetinaNet])
+def test_drise_through_masks_that_hide_nothing_is_the_boxs_score_everywhere(kind):
+    model, x = detector(kind)
+    box, label, score = found_box(model, x)
+    tool = DRISE(model, samples=3, cells=4, keep=1.0)
+    clear = tool.attribute(x[:1], Box(*box, of=label))[0]
+    torch.testing.assert_close(clear, torch.full((64, 96), score))
+    hidden = DRISE(model, samples=3, cells=4).attribute(x[:1], Box(*box, of=label))[0]
+    assert hidden.std() > 0

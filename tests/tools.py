@@ -2,6 +2,7 @@
 
 import inspect
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -9,12 +10,14 @@ from torch.utils._pytree import tree_leaves
 from camscope.explainers import METHODS
 
 
-def looks_at_layers(method):
-    """Whether a method looks at layers: those that do are told which."""
-    return bool({"layer", "layers"} & set(inspect.signature(METHODS[method]).parameters))
+def quarters(x):
+    """(C,*S) -> (*S): each half of the last axis, and of the first of several."""
+    labels = torch.arange(x.shape[-1]) * 2 // x.shape[-1]
+    rows = torch.arange(x.shape[1]) * 2 // x.shape[1] if x.ndim > 2 else torch.zeros(1, dtype=torch.long)
+    return (labels + 2 * rows.view(-1, *[1] * (x.ndim - 2))).expand(x.shape[1:])
 
 
-# settings of methods that take many passes, or need more than a model, for the little networks of the tests
+# Of a method that runs the model many times as few as tell whether it is right, and what some need beside a model.
 FEW = {
     "blurig": {"steps": 6},
     "expectedgradients": {"samples": 8, "background": ["zero", "mean"]},
@@ -22,13 +25,25 @@ FEW = {
     "guidedig": {"steps": 4},
     "integratedgradients": {"steps": 6},
     "xrai": {"steps": 4, "scales": (5.0, 50.0), "min_size": 8, "margin": 1, "fewest": 2},
+    "occlusion": {"window": 5},
+    "rise": {"samples": 12, "cells": 3},
+    "drise": {"samples": 10, "cells": 4},
+    "segmentablation": {"segments": quarters},
+    "sobol": {"samples": 3, "cells": 2},
+    "hsic": {"samples": 10, "cells": 3},
+    "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.5)},
+    "meaningfulperturbation": {"steps": 2, "cells": 5},
 }
 
 
+def looks_at_layers(method):
+    """Whether a method looks at layers: those that do are told which."""
+    return bool({"layer", "layers"} & set(inspect.signature(METHODS[method]).parameters))
+
+
 def explainer(method, model, layer, **keywords):
-    """The method for a model, at a layer if it looks at one."""
-    settings = {**FEW.get(method, {}), **keywords}
-    return METHODS[method](model, *([layer] if looks_at_layers(method) else []), **settings)
+    """The method for a model, at a layer if it looks at one, with few passes where it has many."""
+    return METHODS[method](model, *([layer] if looks_at_layers(method) else []), **{**FEW.get(method, {}), **keywords})
 
 
 class Counting(nn.Module):

@@ -16,11 +16,14 @@ from camscope.version import __version__
 if TYPE_CHECKING:
     from camscope.explainers import (
         CAM,
+        DRISE,
         FEM,
+        HSIC,
         ISCAM,
         KPCACAM,
         LIFTCAM,
         METHODS,
+        RISE,
         SSCAM,
         XRAI,
         AblationCAM,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         ExcitationBackprop,
         ExpectedGradients,
         Explainer,
+        ExtremalPerturbation,
         FinerCAM,
         FullGrad,
         Fused,
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
         IntegratedGradients,
         LayerCAM,
         LeGrad,
+        MeaningfulPerturbation,
+        Occlusion,
         OptiCAM,
         RandomCAM,
         ReciproCAM,
@@ -66,11 +72,13 @@ if TYPE_CHECKING:
         Rollout,
         Saliency,
         ScoreCAM,
+        SegmentAblation,
         ShapleyCAM,
         SimpleFullGrad,
         SmoothGrad,
         SmoothGradCAMPlusPlus,
         SmoothGradSquared,
+        Sobol,
         VarGrad,
         ViTCX,
         XGradCAM,
@@ -100,11 +108,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAM",
+    "DRISE",
     "FEM",
+    "HSIC",
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
     "METHODS",
+    "RISE",
     "SSCAM",
     "XRAI",
     "AblationCAM",
@@ -130,6 +141,7 @@ __all__ = [
     "ExpectedGradients",
     "Explainer",
     "Explanation",
+    "ExtremalPerturbation",
     "FinerCAM",
     "FullGrad",
     "Fused",
@@ -149,6 +161,8 @@ __all__ = [
     "LayerCAM",
     "Layout",
     "LeGrad",
+    "MeaningfulPerturbation",
+    "Occlusion",
     "OptiCAM",
     "Output",
     "Placement",
@@ -161,12 +175,14 @@ __all__ = [
     "Rollout",
     "Saliency",
     "ScoreCAM",
+    "SegmentAblation",
     "ShapleyCAM",
     "Similarity",
     "SimpleFullGrad",
     "SmoothGrad",
     "SmoothGradCAMPlusPlus",
     "SmoothGradSquared",
+    "Sobol",
     "Tap",
     "Target",
     "Text",
@@ -188,13 +204,14 @@ __all__ = [
 
 _NAMES = {
     "camscope.explainers": (
-        "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast Deconvnet "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExcitationBackprop "
-        "ExpectedGradients Explainer FEM FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus "
-        "GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop GuidedGradCAM GuidedIG HiResCAM ISCAM "
-        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus "
-        "SmoothGradSquared VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness fuse"
+        "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast DRISE "
+        "Deconvnet DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExcitationBackprop "
+        "ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM FullGrad Fused GradCAM GradCAMElementWise "
+        "GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop GuidedGradCAM GuidedIG "
+        "HSIC HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS "
+        "MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency "
+        "ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus SmoothGradSquared "
+        "Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

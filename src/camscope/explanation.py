@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ Size = Literal["image", "input", "grid"]
 Scale = render.Scale | Literal["auto"] | None
 AUTO: Literal["auto"] = "auto"
 
+ARRAYS = ("heat", "error", "image", "seen")  # of an explanation; all else of it is words and numbers
 OK = "ok"
 MEANING = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
@@ -53,6 +54,7 @@ class Explanation:
     callable question), `label` its words, `score` its value, `probability` its softmax, `top` the leading classes.
     `measures`: what the method found of its own map, by name, such as a path's `completeness_gap`.
     `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
+    `error` (h,w): the standard error of each cell, of a map that is a mean over what was drawn; else None.
     `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.
     """
 
@@ -74,6 +76,7 @@ class Explanation:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
+    error: Floats | None = field(default=None, repr=False)
     image: Pixels | None = field(default=None, repr=False)
     seen: Pixels | None = field(default=None, repr=False)
 
@@ -214,7 +217,8 @@ class Explanation:
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
-            data = json.dumps({**self._facts(), "heat": self.heat.tolist()}, indent=1).encode()
+            error = {} if self.error is None else {"error": self.error.tolist()}
+            data = json.dumps({**self._facts(), **error, "heat": self.heat.tolist()}, indent=1).encode()
         elif suffix == ".npz":
             data = self._npz()
         elif suffix in render.FORMATS:
@@ -231,10 +235,11 @@ class Explanation:
         try:
             if Path(path).suffix.lower() == ".json":
                 facts = json.loads(Path(path).read_text())
-                return _from_facts(facts, np.asarray(facts.pop("heat"), dtype=facts["dtype"]))
+                arrays = {key: np.asarray(facts.pop(key), facts["dtype"]) for key in ("heat", "error") if key in facts}
+                return _from_facts(facts, **arrays)
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                pictures = {key: stored[key] for key in ("image", "seen") if key in stored}
-                return replace(_from_facts(json.loads(str(stored["facts"])), stored["heat"]), **pictures)
+                arrays = {key: stored[key] for key in ARRAYS if key in stored}
+                return _from_facts(json.loads(str(stored["facts"])), **arrays)
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path} is not an explanation that save() wrote as .npz or .json") from error
         except OSError as error:
@@ -247,15 +252,14 @@ class Explanation:
     def _npz(self) -> bytes:
         import io
 
-        arrays = {"heat": self.heat, "image": self.image, "seen": self.seen}
         buffer = io.BytesIO()
-        present = {key: value for key, value in arrays.items() if value is not None}
-        np.savez_compressed(buffer, facts=np.array(json.dumps(self._facts())), **present)  # type: ignore[arg-type]  # numpy's stub mistakes arrays for its flag
+        present = {key: value for key in ARRAYS if (value := getattr(self, key)) is not None}
+        np.savez_compressed(buffer, facts=np.array(json.dumps(self._facts())), **present)
         return buffer.getvalue()
 
     def _facts(self) -> dict[str, Any]:
         """Everything but the arrays, as JSON takes it."""
-        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("heat", "image", "seen")}
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAYS}
         plain["top"] = [vars(one) for one in self.top]
         plain["placement"] = self.placement.to_dict() if self.placement else None
         return {
@@ -345,11 +349,13 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
     return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
 
 
-def _from_facts(facts: dict[str, Any], heat: Floats) -> Explanation:
+def _from_facts(facts: dict[str, Any], heat: Floats, error: Floats | None = None, **pictures: Pixels) -> Explanation:
     facts.pop("dtype", None)
     if heat.dtype.kind != "f" or heat.ndim == 0:
         raise TypeError(f"its heat is {heat.dtype} {heat.shape}, not a map of floats")
+    if error is not None and (error.dtype.kind != "f" or error.shape != heat.shape):
+        raise TypeError(f"its error is {error.dtype} {error.shape}, not of the map's {heat.shape}")
     facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
     facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
     facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
-    return Explanation(heat=heat, **facts)
+    return Explanation(heat=heat, error=error, **{**facts, **pictures})

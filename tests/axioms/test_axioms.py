@@ -197,9 +197,15 @@ class Rows(nn.Sequential):
         return super().forward(x)
 
 
-def amount(words, tool, channels):
-    """The number that `1 + samples x K` means: K channels, all alive, 24 cells, L block, and the method's settings."""
-    return eval(words.replace(" x ", " * "), {"K": channels, "cells": 24, "L": 1, **vars(tool)})
+def amount(words, tool, channels, size):
+    """The number that `1 + samples x K` means: K channels, all alive, 24 cells, L block, and the method's settings.
+
+    `windows` slide over an input of so many pixels until they reach its end; its quarters are four parts.
+    """
+    window = getattr(tool, "window", None) or 1
+    counts = [math.ceil((length - min(window, length)) / math.ceil(window / 2)) + 1 for length in size]
+    known = {"K": channels, "cells": 24, "L": 1, "windows": math.prod(counts), "parts": 4, "len": len}
+    return eval(words.replace(" x ", " * "), {**known, **vars(tool)})
 
 
 FEW_OR_ALL = {"groupcam": {"groups": 4}, "vitcx": {"distance": 0}}  # seven channels, of which none are alike
@@ -214,14 +220,14 @@ def test_the_declared_cost_is_the_counted_cost(method):
     tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
     whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
     tool.attribute(x, 1)
-    assert stem.rows == len(x) * amount(whole, tool, 7)
+    assert stem.rows == len(x) * amount(whole, tool, 7, x.shape[2:])
     if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice
-        assert counting.backward_rows == len(x) * amount(cls.backwards, tool, 7)
+        assert counting.backward_rows == len(x) * amount(cls.backwards, tool, 7, x.shape[2:])
     if rests != "0":
         head = []
         model.head.register_forward_hook(lambda module, args, output: head.append(len(output)))
         tool.attribute(x, 1)
-        declared = len(x) * amount(rests.removesuffix(" rests"), tool, 7)
+        declared = len(x) * amount(rests.removesuffix(" rests"), tool, 7, x.shape[2:])
         assert declared <= sum(head) <= declared + 6 * len(x) + 1, "beside it: the first pass, an empty layer, a check"
 
 

@@ -39,6 +39,16 @@ from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.lift_cam import LIFTCAM
 from camscope.explainers.opti_cam import OptiCAM
 from camscope.explainers.paths import XRAI, BlurIG, ExpectedGradients, GradientSHAP, GuidedIG, IntegratedGradients
+from camscope.explainers.perturbations import (
+    DRISE,
+    HSIC,
+    RISE,
+    ExtremalPerturbation,
+    MeaningfulPerturbation,
+    Occlusion,
+    SegmentAblation,
+    Sobol,
+)
 from camscope.explainers.refine import RefineCAM
 from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
 from camscope.explainers.vit_cx import ViTCX
@@ -46,11 +56,14 @@ from camscope.explainers.wrappers import Augmented, Contrast, Denoised
 
 __all__ = [
     "CAM",
+    "DRISE",
     "FEM",
+    "HSIC",
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
     "METHODS",
+    "RISE",
     "SPACE",
     "SSCAM",
     "XRAI",
@@ -73,6 +86,7 @@ __all__ = [
     "ExcitationBackprop",
     "ExpectedGradients",
     "Explainer",
+    "ExtremalPerturbation",
     "Features",
     "FinerCAM",
     "FullGrad",
@@ -93,6 +107,8 @@ __all__ = [
     "LayerCAM",
     "LayerExplainer",
     "LeGrad",
+    "MeaningfulPerturbation",
+    "Occlusion",
     "OptiCAM",
     "RandomCAM",
     "ReciproCAM",
@@ -100,11 +116,13 @@ __all__ = [
     "Rollout",
     "Saliency",
     "ScoreCAM",
+    "SegmentAblation",
     "ShapleyCAM",
     "SimpleFullGrad",
     "SmoothGrad",
     "SmoothGradCAMPlusPlus",
     "SmoothGradSquared",
+    "Sobol",
     "VarGrad",
     "ViTCX",
     "WeightedChannels",

@@ -17,6 +17,7 @@ class Maps:
     """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`).
 
     `measures`: numbers (N,) by name, which go into the results as they are.
+    `error` (N,*s): each cell's standard error, where the map is a mean over what was drawn.
     """
 
     heat: Tensor
@@ -26,6 +27,7 @@ class Maps:
     notes: tuple[str, ...] = ()
     own: tuple[tuple[str, ...], ...] = ()
     measures: dict[str, Tensor] = field(default_factory=dict)
+    error: Tensor | None = None
 
     def notes_of(self, sample: int) -> tuple[str, ...]:
         """What a result of one sample says of itself."""
@@ -41,6 +43,7 @@ def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
     return replace(
         several[0],
         heat=heat,
+        error=None,
         zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(several) else None,
         notes=_once([*(one.notes for one in several), said]),
         own=tuple(map(_once, zip_longest(*(one.own for one in several), fillvalue=()))),

@@ -47,16 +47,15 @@ class Runs:
         self.score.expect_companions(self.x)
         self._width: Widths = widths[""]
 
-    def scores(self, sample: int, versions: Tensor) -> Tensor:
-        """(R,C,*S) -> (R,): the score of versions of one sample."""
-        values = self.score(versions, self._owners(sample, versions)).detach()
+    def scores(self, sample: int, versions: Tensor, *, chance: bool = False) -> Tensor:
+        """(R,C,*S) -> (R,): the score of versions of one sample, or the probability that it means (`Score.chance`)."""
+        values = self._asked(sample, versions, chance).detach()
         checked_finite("the score of a changed input", values, self.tool.on_nonfinite)
         return values
 
-    def gradients(self, sample: int, versions: Tensor) -> tuple[Tensor, Tensor]:
-        """(R,C,*S) -> (R,), (R,C,*S): the score of versions of one sample, and its gradient there."""
-        owners = self._owners(sample, versions)
-        (values,), (gradients,) = input_gradients(versions, lambda x: [self.score(x, owners)])
+    def gradients(self, sample: int, versions: Tensor, *, chance: bool = False) -> tuple[Tensor, Tensor]:
+        """(R,C,*S) -> (R,), (R,C,*S): the score, or probability, of versions of one sample, and its gradient there."""
+        (values,), (gradients,) = input_gradients(versions, lambda x: [self._asked(sample, x, chance)])
         checked_finite("the gradient at the input", gradients, self.tool.on_nonfinite)
         return values, gradients
 
@@ -99,8 +98,10 @@ class Runs:
         budget = torch.cuda.mem_get_info(self.x.device)[0] // 4 if self.x.device.type == "cuda" else 2 * BUDGET
         return max(1, max(budget, BUDGET) // per_sample)
 
-    def _owners(self, sample: int, versions: Tensor) -> Tensor:
-        return torch.full((len(versions),), sample, dtype=torch.long, device=self.x.device)
+    def _asked(self, sample: int, versions: Tensor, chance: bool) -> Tensor:
+        owners = torch.full((len(versions),), sample, dtype=torch.long, device=self.x.device)
+        read = self.score.chance if chance else self.score.read
+        return read(self.score.forward(versions, owners), len(versions), owners)
 
 
 @contextmanager

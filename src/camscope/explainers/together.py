@@ -59,6 +59,7 @@ def explanation(tool: Method, i: int, item: Item, made: Run, which: int, digits:
     score, maps = made.scores[which], made.maps[which]
     return Explanation(
         heat=maps.heat[i].cpu().numpy().copy(),
+        error=None if maps.error is None else maps.error[i].cpu().numpy().copy(),
         method=tool.title,
         **answered(score, i),
         layer=maps.layer,

@@ -1,0 +1,81 @@
+"""A shortcut in the corner: a net that tells nodules by the hospital's token, and the maps that give it away.
+
+python examples/shortcut.py            # about a minute on two cores; writes shortcut.png
+
+In the training images every nodule comes with a small token in a corner, and nothing else does. The net learns the token.
+Of each map it is asked how far its peak lies from the token, and how much denser its values are there than elsewhere.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from camscope import Explainer, Explanation, GradCAM, IntegratedGradients, LayerCAM, Occlusion
+from camscope.phantom import CATEGORIES, Phantom, as_input, dataset, draw
+from camscope.phantom.train import accuracy, train
+from camscope.render import Cell, encode, sheet
+
+STEPS, DRAWN, JUDGED, SHOWN = 250, 1500, 20, 2
+ENLARGED = 3  # times, in the figure
+NODULE = CATEGORIES.index("nodule")
+
+
+def tools(net: nn.Module) -> dict[str, Explainer]:
+    """What is compared, by the words of the figure."""
+    return {
+        "Grad-CAM": GradCAM(net, "layer4", categories=CATEGORIES),
+        "LayerCAM": LayerCAM(net, "layer4", categories=CATEGORIES),
+        "integrated gradients": IntegratedGradients(net, channels="abs", categories=CATEGORIES),
+        "occlusion, 8 pixels": Occlusion(net, window=8, stride=2, categories=CATEGORIES),
+    }
+
+
+def distance(heat: NDArray[np.floating], token: NDArray[np.bool_]) -> float:
+    """Pixels from the map's peak to the nearest pixel of the token."""
+    peak = np.unravel_index(heat.argmax(), heat.shape)
+    return float(np.sqrt(((np.argwhere(token) - peak) ** 2).sum(1).min()))
+
+
+def enrichment(heat: NDArray[np.floating], token: NDArray[np.bool_]) -> float:
+    """The share of what is positive in the map that lies on the token, over the token's share of the image."""
+    positive = heat.clip(min=0)
+    return float(positive[token].sum() / max(positive.sum(), np.finfo(float).tiny) / token.mean())
+
+
+def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[Cell | None]]:
+    """A row an image: what the net saw, and its maps."""
+    rows: list[list[Cell | None]] = []
+    for phantom, maps in found[:SHOWN]:
+        large = phantom.image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
+        row: list[Cell | None] = [Cell(large, "a nodule, and the token HB")]
+        for name, one in maps.items():
+            far = distance(one.heatmap("input", None), phantom.token_mask)
+            row.append(Cell(one.overlay(), f"{name}: peak {far:.0f} pixels off"))
+        rows.append(row)
+    return rows
+
+
+def main(folder: Path = Path(), steps: int = STEPS) -> None:
+    """Train on the shortcut, show that it is one, and ask each method about images that have both nodule and token."""
+    net = train(0, steps=steps, images=DRAWN, token_class="nodule", token_correlation=1.0).net
+    plain, marked = dataset(200, 1), dataset(200, 1, token_class="nodule", token_correlation=1.0)
+    print(f"nodules found with the token: {accuracy(net, marked)['nodule']:.0%}")
+    print(f"nodules found without it:     {accuracy(net, plain)['nodule']:.0%}")
+    phantoms = [draw(5_000_000 + seed, "nodule", token="top left") for seed in range(JUDGED)]
+    found = [
+        (one, {name: tool.explain(as_input(one.image[None])[0], NODULE) for name, tool in tools(net).items()})
+        for one in phantoms
+    ]
+    print(f"\n{'':22}peak on the token   pixels from it (median)   enrichment (median)")
+    for name in tools(net):
+        maps = [(maps[name].heatmap("input", None), one.token_mask) for one, maps in found]
+        far, dense = np.array([distance(*one) for one in maps]), np.array([enrichment(*one) for one in maps])
+        print(f"{name:22}{(far < 2).sum():>10} of {JUDGED}{np.median(far):>18.1f}{np.median(dense):>24.1f}")
+    (folder / "shortcut.png").write_bytes(encode(sheet(cells(found), columns=5, height=300), ".png"))
+    print("\nshortcut.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""PerturbationExplainer: what every method shares that hides parts of the input and watches the score."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from camscope.explainers.base import Explainer
+from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.maps import Maps
+from camscope.explainers.runs import Runs
+from camscope.explainers.scope import expect_count, expect_one_of, expect_whole
+from camscope.targets import Score, full_precision
+
+Masks = Callable[[slice], Tensor]  # some of a method's masks (R,*S): 1 shows the input, 0 the fill
+
+
+class Found(NamedTuple):
+    """The map (*S) of one sample, in float64; the standard error of each cell, of a mean; what else is to be said."""
+
+    heat: Tensor
+    error: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Veiled:
+    """One sample of a call, which is shown to the model through masks, and the fills (C,*S) that show where they hide it."""
+
+    runs: Runs
+    sample: int
+    fills: Sequence[Tensor]
+
+    @property
+    def x(self) -> Tensor:
+        """(C,*S)"""
+        return self.runs.x[self.sample]
+
+    @property
+    def value(self) -> Tensor:
+        """(): the score with nothing hidden."""
+        return self.runs.values[self.sample].double()
+
+    @property
+    def precision(self) -> float:
+        """Of the model's scores: the least step from 1."""
+        return torch.finfo(self.runs.score.dtype).eps
+
+    def through(self, masks: Tensor, fill: Tensor) -> Tensor:
+        """(R,*S) -> (R,C,*S): x m + fill (1 - m), the one or the other to the bit where m is 1 or 0."""
+        return torch.lerp(fill, self.x, masks[:, None].to(self.x.dtype))
+
+    def scores(self, masks: Tensor, *, chance: bool = False) -> Tensor:
+        """(R,*S) -> (F,R), float64: the score, or the probability, under each fill."""
+        each = [self.runs.scores(self.sample, self.through(masks, fill), chance=chance) for fill in self.fills]
+        return torch.stack(each).double()
+
+    def all_scores(self, turns: int, masks: Masks, *, chance: bool = False) -> Tensor:
+        """(F,turns), float64: the scores, or probabilities, under so many masks, in passes that fit into memory."""
+        found = torch.empty(len(self.fills), turns, dtype=torch.float64, device=self.x.device)
+
+        def work(part: slice) -> None:
+            found[:, part] = self.scores(masks(part), chance=chance)
+
+        self.runs.in_turns(self.sample, turns, work)
+        return found
+
+    def slopes(self, masks: Tensor, *, chance: bool = False) -> tuple[Tensor, Tensor]:
+        """(R,*S) -> (R,), (R,*S): the score, or the probability, and its gradient at the masks; means over the fills."""
+        values, slopes = [], []
+        for fill in self.fills:
+            value, gradient = self.runs.gradients(self.sample, self.through(masks, fill), chance=chance)
+            values.append(value)
+            slopes.append((gradient * (full_precision(self.x) - full_precision(fill))).sum(1))
+        return torch.stack(values).mean(0), torch.stack(slopes).mean(0)
+
+
+@dataclass(eq=False, repr=False)
+class PerturbationExplainer(Explainer):
+    """A map of what the score loses, or keeps, when parts of the input are hidden. A method writes `found`.
+
+    `baseline`: what is seen where the input is hidden, see `baselines.filled`; of several the map is the mean. `seed`: of
+    what is drawn. `batch_size`: versions of an image in one pass; None: as many as fit into memory. `progress`: show a
+    bar while it works.
+    """
+
+    _: KW_ONLY
+    baseline: Baseline | Sequence[Baseline] = "zero"
+    seed: int = 0
+    batch_size: int | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        several(self.baseline)
+        expect_whole(seed=self.seed)
+        expect_count(None, batch_size=self.batch_size)
+        expect_one_of("progress", self.progress, True, False)
+
+    @abstractmethod
+    def found(self, veiled: Veiled) -> Found:
+        """The map of one sample."""
+
+    def heat(self, x: Tensor, score: Score) -> Tensor:
+        """(N,C,*S) -> (N,*S): see `maps`."""
+        return self.maps(x, [score])[0].heat
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The maps of several scores, one after the other."""
+        return [self._of(x, score) for score in scores]
+
+    def _of(self, x: Tensor, score: Score) -> Maps:
+        runs = Runs(self, x, score)
+        fills = [filled(one, x, self, self.seed) for one in several(self.baseline)]
+        each = [self.found(Veiled(runs, i, [fill[i] for fill in fills])) for i in range(len(x))]
+        kind = torch.promote_types(x.dtype, torch.float32)
+        errors = [one.error for one in each if one.error is not None]
+        return Maps(
+            torch.stack([one.heat for one in each]).to(kind),
+            own=tuple(one.notes for one in each),
+            error=torch.stack(errors).to(kind) if errors else None,
+        )
+
+
+def extents(given: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
+    """One number for every axis of a size: at most that axis's own."""
+    each = [given] * len(size) if isinstance(given, int) else given
+    return tuple(min(int(own), length) for own, length in zip(each, size, strict=True))
+
+
+def parts_of_grid(size: Sequence[int], cells: Sequence[int], device: torch.device) -> Tensor:
+    """(*S) int64: the number of the cell that each pixel is in, of a grid of so many cells, as equal as they can be."""
+    labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
+    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
+        steps = torch.arange(length, device=device) * count // length
+        labels = labels * count + steps.view(-1, *[1] * (len(size) - 1 - axis))
+    return labels

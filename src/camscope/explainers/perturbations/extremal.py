@@ -1,0 +1,108 @@
+"""Extremal perturbation: the smooth masks of given areas through which the score is highest."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.base import register
+from camscope.explainers.baselines import Baseline
+from camscope.explainers.masks import enlarged
+from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
+from camscope.explainers.runs import counted
+from camscope.explainers.scope import expect_count, expect_positive
+
+RADIUS = 3  # cells: σ of the kernel, by which a mask can change from one place to the next
+TEMPERATURE = 1 / 20  # of the smooth maximum
+WEIGHT = 300.0  # of the area's constraint at first
+RISE_OF_WEIGHT = 16.0  # so many times that in the end
+MOMENTUM = 0.9
+HALF = 0.5  # of every cell is shown at first
+
+
+@register
+class ExtremalPerturbation(PerturbationExplainer):
+    """The mean over areas a of the mask m that maximises f(x ∘ m) - λ |sort(m) - r_a|² (Fong et al. 2019, section 3).
+
+    m = smax_u k(· - u) m'_u, the smooth maximum (of temperature 1/20) of a coarse mask m' under the kernel
+    k(z) = exp(-2 max(0, |z| / σ - 1/2)²), σ three of the `cells` along each axis, is smooth whatever m' is; r_a is 1 for
+    the share a of the largest values, else 0: the mean square of the difference holds the area. `steps` of gradient
+    ascent at `learning_rate` (momentum 0.9, m' kept in 0..1), λ from 300 to 16 times that, as in the authors' 800 steps
+    of 0.01. The authors start from m' = 1, where the order of equal values decides which of them the area keeps; here
+    m' = 1/2, and the first step goes by the score alone. They blur the more, the less m is, and flip the input at every
+    other step; here m goes between the input and one blur. `areas`: shares of the input.
+    """
+
+    name, paper = "extremalperturbation", "arXiv:1910.08485"
+    forwards: ClassVar[str] = "1 + steps x len(areas)"
+    backwards: ClassVar[str] = "steps x len(areas)"
+    baseline: Baseline | Sequence[Baseline] = "blur"
+    areas: Sequence[float] = (0.05, 0.1, 0.2, 0.4)
+    steps: int = 200
+    cells: int = 32
+    learning_rate: float = 0.04
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(steps=self.steps, cells=self.cells)
+        expect_positive(learning_rate=self.learning_rate)
+        given = self.areas if isinstance(self.areas, list | tuple) else ()
+        if not given or not all(isinstance(one, float | int) and 0 < one < 1 for one in given):
+            raise InputError(f"areas={self.areas!r}: expected several shares of the input, above 0 and below 1")
+
+    def found(self, veiled: Veiled) -> Found:
+        """(*S)"""
+        size = veiled.x.shape[1:]
+        kind = torch.promote_types(veiled.x.dtype, torch.float32)
+        shape = len(self.areas), *extents(self.cells, size)
+        coarse = torch.full(shape, HALF, dtype=kind, device=veiled.x.device)
+        speed = torch.zeros_like(coarse)
+        what = f"{self.title}, image {veiled.sample + 1} of {len(veiled.runs.x)}"
+        with counted(what, self.steps, self.progress) as advance:
+            for step in range(self.steps):
+                weight = WEIGHT * RISE_OF_WEIGHT ** (step / self.steps) if step else 0.0
+                speed = speed.lerp(self.slope(veiled, coarse, weight), 1 - MOMENTUM)
+                coarse = (coarse + self.learning_rate * speed).clamp(0, 1)
+                advance(1)
+        masks = self.masks(veiled, coarse)
+        covered = ", ".join(f"{float(one):.1%}" for one in masks.flatten(1).mean(1))
+        return Found(masks.double().mean(0), notes=(f"masks of areas {covered} after {self.steps} steps",))
+
+    def slope(self, veiled: Veiled, coarse: Tensor, weight: float) -> Tensor:
+        """(A,*s): the gradient of what is maximised, a mask an area."""
+        with torch.enable_grad():
+            leaf = coarse.detach().requires_grad_()
+            masks = self.masks(veiled, leaf)
+            ordered = masks.flatten(1).sort(1).values
+            misfit = (ordered - self.reference(ordered)).square().mean(1).sum()
+        size = self.batch_size or len(coarse)
+        parts = [veiled.slopes(masks[i : i + size].detach())[1] for i in range(0, len(coarse), size)]
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad((masks * torch.cat(parts)).sum() - weight * misfit, leaf)
+        return gradient
+
+    def masks(self, veiled: Veiled, coarse: Tensor) -> Tensor:
+        """(A,*s) -> (A,*S)"""
+        return enlarged(smooth_maximum(coarse), veiled.runs.x)
+
+    def reference(self, ordered: Tensor) -> Tensor:
+        """(A,pixels): r_a, in ascending order."""
+        pixels = ordered.shape[1]
+        zeros = torch.tensor([[int(pixels * (1 - area))] for area in self.areas], device=ordered.device)
+        return (torch.arange(pixels, device=ordered.device) >= zeros).to(ordered)
+
+
+def smooth_maximum(coarse: Tensor) -> Tensor:
+    """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbours u of each cell, v_u = k(their distance) m'_u."""
+    reach, rank = RADIUS + 1, coarse.ndim - 1
+    values = F.pad(coarse, (reach, reach) * rank)
+    for axis in range(rank):
+        values = values.unfold(axis + 1, 2 * reach + 1, 1)
+    steps = torch.arange(-reach, reach + 1, dtype=coarse.dtype, device=coarse.device)
+    distance = torch.stack(torch.meshgrid(*[steps] * rank, indexing="ij")).square().sum(0).sqrt() / RADIUS
+    kernel = (-2 * (distance - 0.5).clamp(min=0).square()).exp()
+    pulled = (values * kernel).flatten(rank + 1)
+    return (pulled * (pulled / TEMPERATURE).softmax(-1)).sum(-1)

@@ -1,0 +1,87 @@
+"""RISE and D-RISE: how much of a class, or of a box, is seen through random smooth masks."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.base import register
+from camscope.explainers.perturbations.base import Masks, Veiled, extents
+from camscope.explainers.perturbations.sampled import SampledExplainer
+from camscope.explainers.scope import expect_count, expect_positive
+
+
+@register
+class RISE(SampledExplainer):
+    """Σ_i p(x ∘ M_i) M_i / (N keep): the probability, where a pixel is seen (Petsiuk et al. 2018, eq. 6).
+
+    A mask is a grid of so many `cells` along each axis and one more, each 1 with probability `keep`, else 0, enlarged
+    linearly and shifted at random by less than a cell. p: of the class, as the authors have it, and not its score, to
+    which a constant may be added; what a callable target says is taken as it is. See `SampledExplainer` for the rest.
+    """
+
+    name, paper = "rise", "arXiv:1806.07421"
+    forwards: ClassVar[str] = "1 + samples"
+    cells: int = 7
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(cells=self.cells)
+        expect_positive(keep=self.keep)
+        if self.keep > 1:
+            raise InputError(f"keep={self.keep!r}: expected a probability, above 0 and at most 1")
+
+    @property
+    def weight(self) -> float:
+        """1 / keep"""
+        return 1 / self.keep
+
+    def masks(self, veiled: Veiled) -> Masks:
+        """Everything random is drawn at once, on the CPU: a few numbers a mask."""
+        size, device = veiled.x.shape[1:], veiled.x.device
+        counts = extents(self.cells, size)
+        grid = [count + 1 for count in counts]
+        numbers = torch.Size(grid).numel()
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.rand(self.samples, numbers + len(size), generator=generator, dtype=torch.float32).to(device)
+        kind = torch.promote_types(veiled.x.dtype, torch.float32)
+        shown, shifts = (drawn[:, :numbers] < self.keep).view(-1, *grid).to(kind), drawn[:, numbers:]
+        ways = [enlarging(*axis).to(shown) for axis in zip(size, counts, strict=True)]
+        return lambda part: enlarged(shown[part], ways, shifts[part])
+
+
+@register
+class DRISE(RISE):
+    """RISE of a detection: Σ_i s(x ∘ M_i) M_i / (N keep) for a `Box` (Petsiuk et al. 2021).
+
+    s: the box's overlap with a detection in the masked image, times that detection's probability of the class, the
+    largest such product; the authors' s has the cosine of both vectors of class probabilities for the latter. Finer
+    cells and more masks than RISE. For another question than a Box it is RISE with these.
+    """
+
+    name, paper = "drise", "arXiv:2006.03204"
+    samples: int = 5000
+    cells: int = 16
+
+
+def enlarging(length: int, cells: int) -> Tensor:
+    """(shifts,length,cells + 1): how a grid of one more cell becomes pixels of one axis, linearly, at each shift of it."""
+    pixels = -(-length // cells)
+    whole = F.interpolate(
+        torch.eye(cells + 1, dtype=torch.float64)[None], (cells + 1) * pixels, mode="linear", align_corners=False
+    )[0]
+    return whole.unfold(1, length, 1)[:, :pixels].permute(1, 2, 0)
+
+
+def enlarged(grids: Tensor, ways: Sequence[Tensor], shifts: Tensor) -> Tensor:
+    """(R,*s), one of `enlarging` an axis, (R,axes) in 0..1 -> (R,*S)."""
+    for axis, way in enumerate(ways):
+        which = (shifts[:, axis] * len(way)).long().clamp(max=len(way) - 1)
+        lines = grids.movedim(axis + 1, 1)
+        grown = way[which] @ lines.reshape(*lines.shape[:2], -1)
+        grids = grown.view(len(grids), way.shape[1], *lines.shape[2:]).movedim(1, axis + 1)
+    return grids

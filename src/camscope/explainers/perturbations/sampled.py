@@ -1,0 +1,101 @@
+"""SampledExplainer: what every method shares whose map is a mean over random masks, and how sure that mean is."""
+
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, field
+
+import torch
+from torch import Tensor
+
+from camscope.explainers.perturbations.base import Found, Masks, PerturbationExplainer, Veiled
+from camscope.explainers.scope import expect_count, expect_positive
+
+CHECKED = 64  # masks between two looks at the standard error, whatever the size of a pass
+AT_ONCE = 2**22  # numbers of the masks that are added to the mean at once, in float64
+
+
+@dataclass
+class Running:
+    """The mean of maps (*S) and its standard error, in float64, of blocks of maps that need not be kept (Chan et al. 1979)."""
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # of distances from the mean
+
+    def add(self, weights: Tensor, masks: Tensor) -> None:
+        """(R,), (R,*S): R more maps, each a mask times its weight."""
+        rows, own = masks.flatten(1).double(), len(masks)
+        mean = (weights @ rows).view(masks.shape[1:]) / own
+        squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - own * mean.square()
+        away, together = mean - self.mean.to(mean), self.count + own
+        self.mean = self.mean.to(mean) + away * (own / together)
+        self.squares = self.squares.to(mean) + squares.clamp(min=0) + away.square() * (self.count * own / together)
+        self.count = together
+
+    @property
+    def error(self) -> Tensor:
+        """(*S): the standard error of the mean; of fewer than two maps it is as large as the mean."""
+        if self.count < 2:
+            return self.mean.abs()
+        return (self.squares / (self.count - 1) / self.count).sqrt()
+
+    @property
+    def doubt(self) -> float:
+        """The largest standard error, as a share of the way from the mean's least cell to its largest."""
+        error, span = float(self.error.max()), float(self.mean.max() - self.mean.min())
+        return error / span if span > 0 else float(error > 0)
+
+
+@dataclass(eq=False, repr=False)
+class SampledExplainer(PerturbationExplainer):
+    """The mean over random masks of mask times probability, and its standard error. A method writes `masks` and `weight`.
+
+    `samples`: masks. `until`: stop as soon as the largest standard error is at most so large a share of the map's range,
+    from its least cell to its largest, so that the order of what differs by more than a few of that is settled; looked
+    at after every 64 masks, however many of them run at a time.
+    """
+
+    _: KW_ONLY
+    samples: int = 4000
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(samples=self.samples)
+        expect_positive(None, until=self.until)
+
+    @abstractmethod
+    def masks(self, veiled: Veiled) -> Masks:
+        """What makes the masks of some turns: the same ones each time, so that none is kept."""
+
+    @property
+    @abstractmethod
+    def weight(self) -> float:
+        """Of a mask times its probability."""
+
+    def found(self, veiled: Veiled) -> Found:
+        """Each mask's probability is kept; the mask is made again where whole blocks of them are added up.
+
+        In this way the order of all sums is the same for any number of masks in a pass.
+        """
+        masks, running = self.masks(veiled), Running()
+        values = torch.empty(self.samples, dtype=torch.float64, device=veiled.x.device)
+        block = CHECKED
+        while block > 1 and block * veiled.x[0].numel() > AT_ONCE:
+            block //= 2
+
+        def work(part: slice) -> bool:
+            values[part] = veiled.scores(masks(part), chance=True).mean(0)
+            while (last := min(running.count + block, self.samples)) <= part.stop and running.count < last:
+                added = slice(running.count, last)
+                running.add(values[added] * self.weight, masks(added))
+                if self.until is not None and last % CHECKED == 0 and running.doubt <= self.until:
+                    return True
+            return False
+
+        veiled.runs.in_turns(veiled.sample, self.samples, work)
+        words = f"{running.count} masks; the largest standard error is {running.doubt:.2%} of the map's range"
+        if running.count < self.samples:
+            words += f": settled to until={self.until:g} before all {self.samples}"
+        elif self.until is not None and running.doubt > self.until:
+            words += f": not settled to until={self.until:g}"
+        return Found(running.mean, running.error, (words,))

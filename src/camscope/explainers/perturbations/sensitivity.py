@@ -1,0 +1,136 @@
+"""Sobol and HSIC attribution: how the score's spread depends on each cell of a grid of random masks."""
+
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from camscope.errors import InputError
+from camscope.explainers.base import register
+from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents, parts_of_grid
+from camscope.explainers.scope import expect_count
+
+
+@dataclass(eq=False, repr=False)
+class GridSensitivity(PerturbationExplainer):
+    """A number a cell of a grid of masks: what the spread of the score under the masks has to do with it.
+
+    `cells`: along each axis. `samples`: masks, for Sobol pairs of them. A pixel has its cell's number.
+    """
+
+    _: KW_ONLY
+    cells: int = 8
+    samples: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(cells=self.cells, samples=self.samples)
+        if self.samples < 2:
+            raise InputError(f"samples={self.samples}: expected a whole number, 2 or more, as one sample has no spread")
+
+    @abstractmethod
+    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+        """(count,), float64: the cells' numbers, and their standard errors; `labels` (*S) says which pixels a cell has."""
+
+    def found(self, veiled: Veiled) -> Found:
+        """(*S)"""
+        size = veiled.x.shape[1:]
+        counts = extents(self.cells, size)
+        labels = parts_of_grid(size, counts, veiled.x.device)
+        values, errors = self.of_cells(veiled, labels, torch.Size(counts).numel())
+        return Found(values[labels], None if errors is None else errors[labels])
+
+
+@register
+class Sobol(GridSensitivity):
+    """E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]: total Sobol indices, Jansen's estimator (Fel et al. 2021, section 3).
+
+    A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a
+    cell is the share of the score's variance that is lost when that cell stands still, whatever the others do: it has no
+    sign. A score that no mask changes has indices of 0. The variance is that of all A; the standard error is that of the
+    mean of squares.
+    """
+
+    name, paper = "sobol", "arXiv:2111.04138"
+    forwards: ClassVar[str] = "1 + samples x (cells**2 + 1)"
+
+    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+        """(count,)"""
+        points = self.points(2 * count, labels)
+        first, second = points[:, :count], points[:, count:]
+
+        def masks(part: slice) -> Tensor:
+            turns = torch.arange(part.start, part.stop, device=labels.device)
+            design, changed = turns // (count + 1), turns % (count + 1)
+            cells = first[design]
+            rows = changed.nonzero()[:, 0]
+            own = changed[rows] - 1
+            cells[rows, own] = second[design[rows], own]
+            return cells[:, labels.flatten()].view(len(cells), *labels.shape)
+
+        scores = veiled.all_scores(self.samples * (count + 1), masks).view(-1, self.samples, count + 1)
+        precision = veiled.precision
+        each = [total_indices(one[:, 0], one[:, 1:], precision) for one in scores]
+        return torch.stack([one[0] for one in each]).mean(0), torch.stack([one[1] for one in each]).mean(0)
+
+    def points(self, dimensions: int, like: Tensor) -> Tensor:
+        """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
+        most = SobolEngine.MAXDIM
+        if dimensions > most:
+            raise InputError(f"cells={self.cells}: a Sobol sequence has {most} dimensions, {dimensions} are needed")
+        engine = SobolEngine(dimensions, scramble=True, seed=self.seed % 2**63)
+        drawn: Tensor = engine.draw(self.samples, dtype=torch.float64)
+        return drawn.to(like.device)
+
+
+@register
+class HSIC(GridSensitivity):
+    """tr(K_i H L H) / (n - 1)²: how far the score depends on whether cell i is seen (Novello et al. 2022, section 3).
+
+    Of the masks one half shows a cell and the other half hides it, drawn for each cell by itself; K_i is 1 where two
+    masks agree in cell i, else 0; L is exp(-(f - f')² / 2 σ²) of their scores; H takes off means. Never negative; 0 for
+    what is independent, up to sampling. σ is the scores' standard deviation: with the authors' median score a constant
+    added to all would change the map.
+    """
+
+    name, paper = "hsic", "arXiv:2206.06219"
+    forwards: ClassVar[str] = "1 + samples"
+    samples: int = 512
+
+    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+        """(count,)"""
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.rand(self.samples, count, generator=generator, dtype=torch.float32)
+        shown = (drawn.argsort(0) < self.samples // 2).to(labels.device)
+        flat = labels.flatten()
+        scores = veiled.all_scores(self.samples, lambda part: shown[part][:, flat].view(-1, *labels.shape))
+        return torch.stack([dependence(shown, one, veiled.precision) for one in scores]).mean(0), None
+
+
+def total_indices(scores: Tensor, changed: Tensor, precision: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(n,), (n,d) -> (d,) twice: Jansen's Σ_j (a_j - c_ji)² / 2 n V[a], and its standard error for V as it is."""
+    if are_one(scores, precision):
+        return torch.zeros_like(changed[0]), torch.zeros_like(changed[0])
+    parts = (scores[:, None] - changed).square() / (2 * scores.var())
+    return parts.mean(0), parts.std(0) / len(parts) ** 0.5
+
+
+def dependence(shown: Tensor, scores: Tensor, precision: float = 0.0) -> Tensor:
+    """(n,d) bool, (n,) -> (d,): HSIC of each column and the scores.
+
+    K is (1 + s s') / 2 for s of plus and minus one, of which H leaves the product: the trace is a quadratic form.
+    """
+    if are_one(scores, precision):
+        return torch.zeros_like(shown[0], dtype=scores.dtype)
+    kernel = (-0.5 * ((scores[:, None] - scores) / scores.std()).square()).exp()
+    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    signs = shown.to(scores.dtype) * 2 - 1
+    return ((signs * (centred @ signs)).sum(0) / (2 * (len(scores) - 1) ** 2)).clamp(min=0)
+
+
+def are_one(scores: Tensor, precision: float) -> bool:
+    """Whether scores differ by no more than a model's rounding makes them: `precision` is that of one operation."""
+    return float(scores.max() - scores.min()) <= 4 * precision * float(scores.abs().max())
