@@ -28,7 +28,7 @@ def tools(net: nn.Module) -> dict[str, Explainer]:
         "Grad-CAM": GradCAM(net, "layer4", categories=CATEGORIES),
         "LayerCAM": LayerCAM(net, "layer4", categories=CATEGORIES),
         "integrated gradients": IntegratedGradients(net, channels="abs", categories=CATEGORIES),
-        "occlusion, 8 pixels": Occlusion(net, window=8, stride=2, categories=CATEGORIES),
+        "occlusion, 8 pixels": Occlusion(net, window=8, stride=4, categories=CATEGORIES),
     }
 
 
@@ -57,13 +57,13 @@ def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[Cell
     return rows
 
 
-def main(folder: Path = Path(), steps: int = STEPS) -> None:
+def main(folder: Path = Path(), steps: int = STEPS, images: int = DRAWN, judged: int = JUDGED) -> None:
     """Train on the shortcut, show that it is one, and ask each method about images that have both nodule and token."""
-    net = train(0, steps=steps, images=DRAWN, token_class="nodule", token_correlation=1.0).net
-    plain, marked = dataset(200, 1), dataset(200, 1, token_class="nodule", token_correlation=1.0)
+    net = train(0, steps=steps, images=images, token_class="nodule", token_correlation=1.0).net
+    plain, marked = dataset(10 * judged, 1), dataset(10 * judged, 1, token_class="nodule", token_correlation=1.0)
     print(f"nodules found with the token: {accuracy(net, marked)['nodule']:.0%}")
     print(f"nodules found without it:     {accuracy(net, plain)['nodule']:.0%}")
-    phantoms = [draw(5_000_000 + seed, "nodule", token="top left") for seed in range(JUDGED)]
+    phantoms = [draw(5_000_000 + seed, "nodule", token="top left") for seed in range(judged)]
     found = [
         (one, {name: tool.explain(as_input(one.image[None])[0], NODULE) for name, tool in tools(net).items()})
         for one in phantoms
@@ -72,7 +72,7 @@ def main(folder: Path = Path(), steps: int = STEPS) -> None:
     for name in tools(net):
         maps = [(maps[name].heatmap("input", None), one.token_mask) for one, maps in found]
         far, dense = np.array([distance(*one) for one in maps]), np.array([enrichment(*one) for one in maps])
-        print(f"{name:22}{(far < 2).sum():>10} of {JUDGED}{np.median(far):>18.1f}{np.median(dense):>24.1f}")
+        print(f"{name:22}{(far < 2).sum():>10} of {judged}{np.median(far):>18.1f}{np.median(dense):>24.1f}")
     (folder / "shortcut.png").write_bytes(encode(sheet(cells(found), columns=5, height=300), ".png"))
     print("\nshortcut.png")
 

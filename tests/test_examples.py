@@ -3,6 +3,7 @@
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from camscope import Explanation
@@ -13,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def test_every_example_is_run_by_a_test():
-    names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py"}
+    names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py", "shortcut.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -25,6 +26,20 @@ def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
     kept = Explanation.load(tmp_path / "nodule.npz")
     assert f"raw map {kept.grid}, {kept.heat.min():.3g} to {kept.heat.max():.3g}" in printed
     assert kept.label == "nodule"
+
+
+def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):
+    example = runpy.run_path(str(EXAMPLES / "shortcut.py"))
+    token = np.zeros((8, 8), bool)
+    token[0, :2] = True
+    heat = np.zeros((8, 8))
+    heat[4, 4], heat[0, 0], heat[7, 7] = 3, 1, -9
+    assert example["distance"](heat, token) == 5  # from (4,4) to (0,1)
+    assert example["enrichment"](heat, token) == (1 / 4) / (2 / 64)
+    example["main"](tmp_path, steps=2, images=32, judged=2)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("Grad-CAM", "integrated gradients", "occlusion, 8 pixels"))
+    assert [path.name for path in tmp_path.iterdir()] == ["shortcut.png"]
 
 
 @pytest.fixture

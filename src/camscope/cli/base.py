@@ -47,7 +47,7 @@ LayerOption = Annotated[
 ]
 MethodOption = Annotated[
     str,
-    typer.Option("--method", metavar="A,B", help="One or several, or all; to see them: camscope methods."),
+    typer.Option("--method", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."),
 ]
 PreprocessOption = Annotated[
     str | None,
@@ -186,10 +186,11 @@ def debugging(context: typer.Context) -> bool:
 
 
 def methods_of(names: str) -> "dict[str, type[Explainer]]":
-    """The methods of `a,b`, or all of them."""
+    """The methods of `a,b`, or all of them but the slow ones."""
     from camscope.explainers import METHODS
 
-    wanted = [method.name for method in in_reading_order(METHODS.values())] if names == "all" else split(names)
+    quick = [method.name for method in in_reading_order(METHODS.values()) if not method.slow]
+    wanted = quick if names == "all" else split(names)
     if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
         near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
         came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"

@@ -15,20 +15,31 @@ if TYPE_CHECKING:
 EXAMPLE = "camscope methods"
 WIDEST = (None, None, 11, 11, 13)  # letters of a line, so that words get the room and not costs
 PAPER = 35  # letters of the longest id of a paper, which is never broken
+ROOMS = {
+    "gradients": "of the gradient at the input",
+    "paths": "along a path that ends at the input",
+    "perturbations": "by hiding parts of the input",
+    "adapters": "by other libraries",
+}
 
 
 def run() -> None:
     """List the methods: what each computes, its paper, and what it costs."""
     from camscope.explainers import CAM, METHODS, Explainer, LayerExplainer
     from camscope.explainers.arrangement import takes_layers
+    from camscope.explainers.pixels import PixelExplainer
     from camscope.explainers.token_attention import TokenAttention
 
     controls = [method for method in METHODS.values() if method.control]
     looking = [m for m in METHODS.values() if issubclass(m, LayerExplainer) or takes_layers(m)]
     layered = [m for m in looking if m not in controls]
     attention = [m for m in METHODS.values() if issubclass(m, TokenAttention)]
-    whole = [m for m in METHODS.values() if m not in controls and m not in layered and m not in attention]
-    shared = {*settable(Explainer), *settable(CAM)}
+    by_room = {
+        words: [m for m in METHODS.values() if _room(m) == room and m not in layered] for room, words in ROOMS.items()
+    }
+    roomed = [m for methods in by_room.values() for m in methods]
+    whole = [m for m in METHODS.values() if m not in (*controls, *layered, *attention, *roomed)]
+    shared = {*settable(Explainer), *settable(CAM), *settable(PixelExplainer)}
     table = base.table("method", "in words", "forwards>", "backwards>", "settings")
     for column, widest in zip(table.columns, WIDEST, strict=True):
         column.max_width = widest
@@ -36,6 +47,8 @@ def run() -> None:
     _add(table, "of a layer, or several", layered, shared)
     _add(table, "of a transformer's attention", attention, shared)
     _add(table, "of the whole network", whole, shared)
+    for words, methods in by_room.items():
+        _add(table, words, methods, shared)
     _add(table, "controls: what any method must beat", controls, shared)
     console = base.out()
     console.print(table)
@@ -57,6 +70,11 @@ def _add(table: "Table", title: str, methods: "Iterable[type[Explainer]]", share
         table.add_row(method.name, words, method.forwards, method.backwards, ", ".join(own) or "–")
     if rows:
         table.add_section()
+
+
+def _room(method: type) -> str:
+    """The folder that a method is kept in."""
+    return method.__module__.split(".")[-2]
 
 
 def _first_sentence(method: type) -> str:

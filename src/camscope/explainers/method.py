@@ -45,6 +45,7 @@ class Method(ABC):
     backwards: ClassVar[str] = "0"
     control: ClassVar[bool] = False  # a floor for comparisons: it knows nothing of the model's answer
     class_specific: ClassVar[bool] = True  # whether the map depends on the target
+    slow: ClassVar[bool] = False  # whether it is only run when it is asked for by name: hundreds of passes and more
     runs_rest: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
 
     def __post_init__(self) -> None:

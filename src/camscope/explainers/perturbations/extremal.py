@@ -37,6 +37,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     """
 
     name, paper = "extremalperturbation", "arXiv:1910.08485"
+    slow: ClassVar[bool] = True
     forwards: ClassVar[str] = "1 + steps x len(areas)"
     backwards: ClassVar[str] = "steps x len(areas)"
     baseline: Baseline | Sequence[Baseline] = "blur"

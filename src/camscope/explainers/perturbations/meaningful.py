@@ -30,6 +30,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
     """
 
     name, paper = "meaningfulperturbation", "arXiv:1704.03296"
+    slow: ClassVar[bool] = True
     forwards: ClassVar[str] = "12 + steps"
     backwards: ClassVar[str] = "steps"
     baseline: Baseline | Sequence[Baseline] = "blur"

@@ -24,6 +24,7 @@ class RISE(SampledExplainer):
     """
 
     name, paper = "rise", "arXiv:1806.07421"
+    slow: ClassVar[bool] = True
     forwards: ClassVar[str] = "1 + samples"
     cells: int = 7
     keep: float = 0.5

@@ -55,6 +55,7 @@ class Sobol(GridSensitivity):
     """
 
     name, paper = "sobol", "arXiv:2111.04138"
+    slow: ClassVar[bool] = True
     forwards: ClassVar[str] = "1 + samples x (cells**2 + 1)"
 
     def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
@@ -97,6 +98,7 @@ class HSIC(GridSensitivity):
     """
 
     name, paper = "hsic", "arXiv:2206.06219"
+    slow: ClassVar[bool] = True
     forwards: ClassVar[str] = "1 + samples"
     samples: int = 512
 
