@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope import explanation
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, fusion
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.passes import Pass
@@ -20,6 +19,7 @@ from camscope.explainers.wrappers import augmented
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base
 from camscope.layers import Layout
+from camscope.render import scale
 from camscope.targets import Difference, Score
 from nets import Flat, Plain, Residual, Tokens, plain, truth
 
@@ -216,8 +216,8 @@ MUTANTS = [
     ),
     Mutant(
         "min-max",
-        explanation,
-        "_scaled",
+        scale,
+        "scaled",
         "(0.0, float(values.max(initial=0.0)))",
         "(float(values.min()), float(values.max()))",
         zero_is_displayed_as_zero,

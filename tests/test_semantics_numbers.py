@@ -37,6 +37,11 @@ AMPLIFYING = {
     "simplefullgrad": 0.8,
     # gradients at the pixels go through every ReLU, and one that turns over turns a whole field
     "saliency": 0.9,
+    "guidedbackprop": 0.9,
+    "guidedgradcam": 0.9,
+    # differences of scores that differ little
+    "occlusion": 0.98,
+    "sobol": 0.9,
     "inputxgradient": 0.9,
     # a ReLU that half precision opens or shuts is one of the few gradients that a path of the tests meets
     "integratedgradients": 0.99,
