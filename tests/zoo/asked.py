@@ -13,7 +13,7 @@ from zoo.row import Row
 FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second
 PASSES = {
-    *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K", "1 + samples x K"),
+    *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K"),
     *("1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"),
 }
 ALONE = ("cam", "finercam")  # often without an answer, which would end the passes that the others share
@@ -103,5 +103,6 @@ def said_by(refused: dict[str, str]) -> list[tuple[str, tuple[str, ...]]]:
     speakers: dict[str, list[str]] = {}
     for method, sentence in refused.items():
         plain = re.sub(r"'[^']*'( or '[^']*')*|(\b[\dx+]+\b|…\+)+(, [\dx+]+)*", "…", sentence)
+        plain = re.sub(r"\([^()]*\)", "(…)", plain)  # as names of steps, which differ between processors
         speakers.setdefault(re.sub(rf"^{re.escape(method)}\b", "the method", plain), []).append(method)
     return [(sentence, tuple(methods)) for sentence, methods in speakers.items()]
