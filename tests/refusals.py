@@ -1,6 +1,7 @@
 """Where a method has no map by its own definition: the axioms expect this error there, and a map everywhere else."""
 
 from camscope.errors import CamscopeError, LayerError, ModelError, TargetError
+from camscope.explainers import METHODS
 from nets import CASES, Case
 
 CALLABLE, PLAIN = "a callable target", "plain"
@@ -9,6 +10,8 @@ NOT_LINEAR = (ModelError, r"not 'head' of the mean or sum of layer '\w+': someth
 
 ATTENTION = ("rollout", "gradrollout", "chefer", "legrad", "gradeclip")
 NO_ATTENTION = (LayerError, "no self-attention was seen in the forward pass: the method is for transformers")
+
+NO_RULE = (ModelError, r"lrp has no rule for a part of \w+: .*layer_norm \(1 x\)")
 
 # (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
 REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
@@ -22,8 +25,11 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
     ("cam", PLAIN): (ModelError, "no Linear or 1x1 convolution takes the 6 channels of layer 'middle' to 3 classes"),
     ("cam", CALLABLE): (TargetError, "cam weighs by a class's row of the head: pass a class"),
     **{(method, case): NO_ATTENTION for method in ATTENTION for case in (*CASES, PLAIN) if case != "tokens"},
+    ("lrp", "tokens"): NO_RULE,
+    ("lrp", "channels last"): NO_RULE,
     ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
 }
+REFUSED = {asked: said for asked, said in REFUSED.items() if asked[0] in METHODS}  # some are there with an extra only
 
 
 def answers(method: str, case: str) -> bool:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         ISCAM,
         KPCACAM,
         LIFTCAM,
+        LIME,
+        LRP,
         METHODS,
         SSCAM,
         AblationCAM,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
         Concepts,
         Contrast,
         DeepFeatureFactorization,
+        DeepLIFT,
+        DeepLIFTSHAP,
         Denoised,
         EdgeDetector,
         EigenCAM,
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
         HiResCAM,
         InputXGradient,
         IntegratedGradients,
+        KernelSHAP,
         LayerCAM,
         LeGrad,
         OptiCAM,
@@ -92,6 +97,8 @@ __all__ = [
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
+    "LIME",
+    "LRP",
     "METHODS",
     "SSCAM",
     "AblationCAM",
@@ -106,6 +113,8 @@ __all__ = [
     "Concepts",
     "Contrast",
     "DeepFeatureFactorization",
+    "DeepLIFT",
+    "DeepLIFTSHAP",
     "Denoised",
     "Difference",
     "EdgeDetector",
@@ -125,6 +134,7 @@ __all__ = [
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
+    "KernelSHAP",
     "LayerCAM",
     "Layout",
     "LeGrad",
@@ -165,11 +175,11 @@ __all__ = [
 _NAMES = {
     "camscope.explainers": (
         "AblationCAM Augmented BagCAM CAM CentreGaussian Chefer Comparison Concepts Contrast "
-        "DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM FinerCAM FullGrad "
-        "Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM HiResCAM ISCAM "
-        "InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS OptiCAM RandomCAM ReciproCAM "
-        "RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad SmoothGradCAMPlusPlus ViTCX XGradCAM "
-        "ZhouCAM compare completeness fuse"
+        "DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM EigenGradCAM Explainer FEM "
+        "FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GroupCAM "
+        "HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM KernelSHAP LIFTCAM LIME LRP LayerCAM LeGrad "
+        "METHODS OptiCAM RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency ScoreCAM ShapleyCAM SimpleFullGrad "
+        "SmoothGradCAMPlusPlus ViTCX XGradCAM ZhouCAM compare completeness fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

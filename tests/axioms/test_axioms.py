@@ -14,7 +14,7 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from nets import CASES, Plain, plain
 from refusals import ATTENTION, CALLABLE, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
-from tools import Counting, explainer, looks_at_layers
+from tools import Counting, Tally, explainer, looks_at_layers
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -186,10 +186,14 @@ def test_an_operation_in_place_after_the_layer_changes_nothing(method):
 class Rows(nn.Sequential):
     """Counts the rows that it really computes: a hook would count those that it is handed, too."""
 
-    rows = 0
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.tally = Tally(rows=0)
+
+    rows = property(lambda self: self.tally.rows)
 
     def forward(self, x):
-        self.rows += len(x)
+        self.tally.rows += len(x)
         return super().forward(x)
 
 
@@ -203,7 +207,7 @@ FEW_OR_ALL = {"groupcam": {"groups": 4}, "vitcx": {"distance": 0}}  # seven chan
 
 @EVERY_METHOD
 def test_the_declared_cost_is_the_counted_cost(method):
-    cls, case = METHODS[method], first_answered(method, "channels last", "tokens")
+    cls, case = METHODS[method], first_answered(method, "channels last", "tokens", "residual")
     model, x = case.make()
     counting, stem = Counting(model), Rows(next(model.children()))
     setattr(model, next(name for name, _ in model.named_children()), stem)
