@@ -39,6 +39,9 @@ AMPLIFYING = {
     "saliency": 0.9,
     "inputxgradient": 0.9,
     "integratedgradients": 0.98,
+    "deeplift": 0.99,
+    "deepliftshap": 0.99,
+    "lrp": 0.98,
 }
 
 

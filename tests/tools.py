@@ -57,7 +57,10 @@ class Counting(nn.Module):
         return output
 
     def note(self, gradient):
-        self.tally.backwards, self.tally.backward_rows = self.tally.backwards + 1, self.tally.backward_rows + len(gradient)
+        self.tally.backwards, self.tally.backward_rows = (
+            self.tally.backwards + 1,
+            self.tally.backward_rows + len(gradient),
+        )
 
 
 class Largest(TorchDispatchMode):

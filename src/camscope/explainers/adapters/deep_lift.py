@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, gap_in_words, with_gradients
-from camscope.explainers.adapters.twin import Seen, begin, observed, twin_of
+from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import Baseline, filled, several
 from camscope.explainers.maps import Maps
@@ -125,7 +125,7 @@ class _Asked(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """(R,C,*S) -> (R,)"""
-        begin(self.twin)
+        rewind(self.twin)
         owners = torch.full((len(rows),), self._sample, dtype=torch.long, device=rows.device)
         values = self._score(rows, owners)
         self.values = values.detach()

@@ -1,7 +1,8 @@
 """Layer-wise relevance propagation, by zennit: the score goes back through the model, layer by layer, in shares."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from camscope.errors import ModelError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, gap_in_words, with_gradients
 from camscope.explainers.adapters.relevance import Routed, Rules
-from camscope.explainers.adapters.twin import Seen, begin, observed, twin_of
+from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.base import register_with
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs, counted
@@ -80,7 +81,7 @@ class LRP(AdapterExplainer):
         self._expect_first(runs.score.model, seen)
         composite, routed = self._rules(x, merged)
         owners = torch.tensor([sample], device=x.device)
-        with composite.context(twin):
+        with closing(composite, routed), composite.context(twin):
             for module in twin.modules():
                 if has_rule(module):
                     routed.watch(module)
@@ -120,6 +121,16 @@ class LRP(AdapterExplainer):
             )
 
 
+@contextmanager
+def closing(composite: Any, routed: Routed) -> Iterator[None]:
+    """Both hold themselves by their own methods: without this, what a call made would wait for the garbage collector."""
+    try:
+        yield
+    finally:
+        routed.close()
+        vars(composite).clear()
+
+
 def _back(
     score: Score, x: Tensor, owners: Tensor, twin: nn.Module, routed: Routed
 ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -127,7 +138,7 @@ def _back(
 
     It begins with output ∘ ∂score/∂output: a class's logit, or both of a difference, one of them with its sign turned.
     """
-    begin(twin)
+    rewind(twin)
     routed.begin()
     leaf = x.detach().clone().requires_grad_()
     with routed:
@@ -144,9 +155,10 @@ def _back(
     ends = [(end, one) for (_, end), (_, one) in zip(leaves(output), leaves(asked), strict=True) if one.requires_grad]
     slopes: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), [one for _, one in ends], allow_unused=True)
     begun = [(end, one.detach() * slope) for (end, one), slope in zip(ends, slopes, strict=True) if slope is not None]
-    grads: Sequence[Tensor | None] = torch.autograd.grad(
-        [end for end, _ in begun], leaf, [one for _, one in begun], allow_unused=True
-    )
+    with score.around():  # zennit runs layers again on the way back
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            [end for end, _ in begun], leaf, [one for _, one in begun], allow_unused=True
+        )
     start = torch.stack([full_precision(one).sum() for _, one in begun]).sum()
     return None if grads[0] is None else (value.detach()[0], start, grads[0].detach())
 

@@ -47,6 +47,12 @@ class Rules:
         result: Tensor = module(x)
         return result
 
+    def close(self) -> None:
+        """Let go of what the rules keep of a pass."""
+        for hook in self._kept:
+            hook.remove()
+        self._kept.clear()
+
 
 class Routed(TorchFunctionMode):
     """Inside the `with`, what runs in no module with a rule has one of its own, or is counted in `without`."""
@@ -57,8 +63,13 @@ class Routed(TorchFunctionMode):
 
     def begin(self) -> None:
         """Before a pass."""
+        self.close()
         self._inside = 0
         self.without.clear()
+
+    def close(self) -> None:
+        """After the last pass."""
+        self._rules.close()
 
     def watch(self, module: nn.Module) -> None:
         """What runs in this module has its rule."""

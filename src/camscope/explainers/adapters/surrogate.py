@@ -90,12 +90,15 @@ class SurrogateExplainer(AdapterExplainer):
 
             tool = self.captums(scores, fit)
             # captum hands over its masks in one piece where it may: rows of switches, small however large the image is
-            tool.attribute(
-                torch.ones(1, count),
-                n_samples=self.samples,
-                perturbations_per_eval=self.samples,
-                return_input_shape=False,
-            )
+            try:
+                tool.attribute(
+                    torch.ones(1, count),
+                    n_samples=self.samples,
+                    perturbations_per_eval=self.samples,
+                    return_input_shape=False,
+                )
+            finally:
+                vars(tool).clear()  # it holds itself by its own methods, and would wait for the garbage collector
         return fit.fitted
 
     def _places(self, x: Tensor) -> tuple[Tensor, int]:

@@ -79,34 +79,33 @@ def twin_of(model: nn.Module, seen: Seen) -> nn.Module:
     A hook, an attribute or a parameter set on it is not the model's, whatever becomes of the call, and no other thread
     meets it. A module that ran several times is several, see `Turns`.
     """
+    for _ in range(ATTEMPTS):
+        try:
+            return _twin_of(model, seen)
+        except (TypeError, RuntimeError, AttributeError) as error:
+            reason = error
+            if "during iteration" not in str(error):  # else another thread sets or takes away a hook meanwhile
+                break
+    raise ModelError(
+        f"{type(model).__name__} cannot be copied ({reason}), and hooks of another package are not set on the model itself"
+    ) from reason
+
+
+def _twin_of(model: nn.Module, seen: Seen) -> nn.Module:
     shared = {id(value): _alias(value) for part in model.modules() for _, value in leaves(vars(part))}
-    try:
-        twin = _copied(model, shared)
-        for name in seen.reused:
-            copies = [_copied(model.get_submodule(name), shared) for _ in range(seen.calls[name])]
-            _replace(twin, twin.get_submodule(name), Turns(copies).train(copies[0].training))
-    except (TypeError, RuntimeError, AttributeError) as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be copied ({error}), and hooks of another package are not set on the model itself"
-        ) from error
+    twin = copy.deepcopy(model, dict[int, Any](shared))
+    for name in seen.reused:
+        part = model.get_submodule(name)
+        copies = [copy.deepcopy(part, dict[int, Any](shared)) for _ in range(seen.calls[name])]
+        _replace(twin, twin.get_submodule(name), Turns(copies).train(part.training))
     return twin
 
 
-def begin(twin: nn.Module) -> None:
+def rewind(twin: nn.Module) -> None:
     """Call it before each pass."""
     for part in twin.modules():
         if isinstance(part, Turns):
             part.turn = 0
-
-
-def _copied(module: nn.Module, shared: dict[int, Tensor]) -> nn.Module:
-    for _ in range(ATTEMPTS):
-        try:
-            return copy.deepcopy(module, dict[int, Any](shared))
-        except RuntimeError as error:  # another thread sets or takes away a hook
-            if "during iteration" not in str(error):
-                raise
-    return copy.deepcopy(module, dict[int, Any](shared))
 
 
 def _replace(model: nn.Module, module: nn.Module, other: nn.Module) -> None:
