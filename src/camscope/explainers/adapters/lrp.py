@@ -82,6 +82,8 @@ class LRP(AdapterExplainer):
         composite, routed = self._rules(x, merged)
         owners = torch.tensor([sample], device=x.device)
         with closing(composite, routed), composite.context(twin):
+            for _, name in merged:  # what is left of it hands its input on, but for this: zennit keeps it
+                twin.get_submodule(name).eps = 0.0  # type: ignore[assignment]  # a module's attributes are of any type
             for module in twin.modules():
                 if has_rule(module):
                     routed.watch(module)
