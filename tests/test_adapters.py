@@ -119,6 +119,37 @@ def test_what_a_relu_takes_may_go_another_way_too():
     assert not torch.allclose(direct, terms), "captum by itself loses the other way"
 
 
+@CAPTUM
+@pytest.mark.parametrize(
+    ("rank", "pool"), [(1, nn.MaxPool1d(3, 2)), (2, nn.MaxPool2d(3, 2, 1)), (3, nn.MaxPool3d(2, 1))]
+)
+def test_max_pooling_behind_a_relu_is_complete_where_windows_overlap(rank, pool):
+    from captum.attr import DeepLift
+
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    cells = {1: 3 * 5, 2: 3 * 16, 3: 3 * 27}[rank]
+    size = {1: (14,), 2: (10, 10), 3: (6, 6, 6)}[rank]
+    model, x = made(
+        lambda: nn.Sequential(kind(2, 3, 3), nn.ReLU(True), pool, nn.Tanh(), nn.Flatten(), nn.Linear(cells, 2)),
+        2,
+        *size,
+    )
+    start = x.flip(0)[0]  # each of two images against the other
+    change = (model(x[:1]) - model(start[None]))[:, 1].detach()
+    close(DeepLIFT(model, baseline=start).attribute(x[:1], 1).flatten(1).sum(1), change)
+    direct = DeepLift(model).attribute(x[:1], start[None], target=1).detach()
+    assert not torch.allclose(direct.sum(), change[0], rtol=0.01), "captum by itself loses what windows share"
+
+
+@CAPTUM
+def test_windows_laid_out_have_the_same_maximum():
+    from camscope.explainers.adapters.windows import Windows
+
+    x = torch.randn(2, 3, 9, 11, dtype=torch.float64) - 5
+    for pool in (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((3, 2), (1, 1)), nn.MaxPool2d(2, 1)):
+        assert torch.equal(Windows(pool, 2)(x), pool(x))
+
+
 class Reused(nn.Module):
     """Functions, and a module without a rule."""
 

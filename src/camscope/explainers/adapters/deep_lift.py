@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, gap_in_words, with_gradients
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
+from camscope.explainers.adapters.windows import laid_out
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import Baseline, filled, several
 from camscope.explainers.maps import Maps
@@ -33,9 +34,10 @@ class DeepLIFT(AdapterExplainer):
 
     m: the gradient in which ReLU, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass on Δout/Δin, by
     captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a note names it,
-    and how far the map is from adding up to f(x) - f(x'). captum works on a copy of the modules, in which a module that
-    runs several times is several, one image and one baseline at a time. `baseline`: see `baselines.filled`; of several
-    the map is the mean. `seed`: of what is drawn.
+    and how far the map is from adding up to f(x) - f(x'). captum works on a copy of the modules, one image and one baseline
+    at a time; there a module that runs several times is several, what a rule is for is a tensor of its own, and windows of
+    a pooling do not overlap, all of which captum's hooks need. `baseline`: see `baselines.filled`; of several the map is
+    the mean. `seed`: of what is drawn.
     """
 
     name, paper = "deeplift", "arXiv:1704.02685"
@@ -118,6 +120,7 @@ class _Asked(nn.Module):
     def __init__(self, score: Score, seen: Seen, sample: int) -> None:
         super().__init__()
         self.twin = twin_of(score.model, seen)
+        laid_out(self.twin)
         self._score = copy.copy(score)
         self._score.model = self.twin
         self._sample = sample
