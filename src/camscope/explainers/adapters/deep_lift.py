@@ -3,29 +3,24 @@
 import copy
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, gap_in_words, with_gradients
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
+from camscope.explainers.adapters.unruled import Unruled
 from camscope.explainers.adapters.windows import laid_out
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import Baseline, filled, several
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs, counted
 from camscope.explainers.scope import checked_finite, expect_whole
-from camscope.hooks.rescale import ELEMENTWISE
 from camscope.targets import Score, full_precision
-
-BENT = ELEMENTWISE | {"softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d"}  # what has a rule as a module
-BENT |= {"layer_norm", "group_norm", "instance_norm", "multi_head_attention_forward", "scaled_dot_product_attention"}
 
 
 @register_with("captum", "captum")
@@ -75,7 +70,7 @@ class DeepLIFT(AdapterExplainer):
 
     def _against(self, runs: Runs, seen: Seen, sample: int, start: Tensor) -> tuple[Tensor, Tensor, str]:
         """Contributions (C,*S) against one baseline, the multipliers (C,*S), and how far the former add up."""
-        asked, rest = _Asked(runs.score, seen, sample), _Unruled()
+        asked, rest = _Asked(runs.score, seen, sample), Unruled()
         rest.watch(asked)
         multipliers = full_precision(
             with_gradients(runs.score, lambda: _multipliers(asked, runs.x[sample], start, rest))
@@ -137,7 +132,7 @@ class _Asked(nn.Module):
         return values
 
 
-def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: "_Unruled") -> Tensor | None:
+def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tensor | None:
     """(C,*S): captum's, of one input against one baseline; None where gradients are off on the way."""
     from captum.attr import DeepLift
 
@@ -156,56 +151,6 @@ def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: "_Unruled") -> T
             raise
         return None
     return found.detach()[0]
-
-
-class _Unruled(TorchFunctionMode):
-    """Counts, inside the `with`, what is not linear and has no rule, since captum reaches modules of certain types only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begin()
-
-    def begin(self) -> None:
-        """Before a pass."""
-        self._ruled, self.counts = 0, Counter[str]()
-
-    def watch(self, model: nn.Module) -> None:
-        """Where captum has a rule nothing is counted; what such a module is given is a tensor of its own.
-
-        captum replaces the gradient of that tensor: of one that goes elsewhere too, it would lose the other way.
-        """
-        from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
-
-        def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            self._ruled += 1
-            return tuple(one.clone() if isinstance(one, Tensor) else one for one in args)
-
-        def leave(module: nn.Module, args: object, output: object) -> None:
-            self._ruled -= 1
-
-        for module in model.modules():
-            if type(module) in SUPPORTED_NON_LINEAR and not module._backward_hooks:
-                module.register_forward_pre_hook(enter)
-                module.register_forward_hook(leave)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """What the function returns."""
-        name = getattr(func, "__name__", "").strip("_")
-        result = func(*args, **(kwargs or {}))
-        if name in BENT and not self._ruled and isinstance(result, Tensor) and result.requires_grad:
-            self.counts[name] += 1
-        return result
-
-    def in_words(self) -> str:
-        """What keeps its gradient."""
-        said = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
-        return f"; captum has no rule for {said} here, which keep their gradient" if said else ""
 
 
 _filters = threading.Lock()

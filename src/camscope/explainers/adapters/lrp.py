@@ -34,7 +34,7 @@ FIRST = ("epsilon_plus_flat", "epsilon_alpha2_beta1_flat", "epsilon_gamma_box") 
 
 @register_with("zennit", "lrp")
 class LRP(AdapterExplainer):
-    """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015, eq. 58; rules by layer).
+    """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
 
     `composite`: zennit's rules by kind of layer: linear ones ε, convolutions z⁺ ("epsilon_plus"), α=2 β=1
     ("epsilon_alpha2_beta1") or γ with a box for the first ("epsilon_gamma_box": the least and largest value of each

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, gap_in_words
+from camscope.explainers.adapters.linear_fit import Fit, Fitted, explained, least_squares
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import Baseline, filled, several
 from camscope.explainers.maps import Maps
@@ -49,11 +50,11 @@ class SurrogateExplainer(AdapterExplainer):
         expect_whole(seed=self.seed)
 
     @abstractmethod
-    def captums(self, scores: Scores, fit: "Fit") -> Any:
+    def captums(self, scores: Scores, fit: Fit) -> Any:
         """Captum's explainer of a function of which cells are shown, with a fit of ours."""
 
     @abstractmethod
-    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> "Fitted":
+    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
         """(S,M) of 0 and 1, (S,), (S,) -> what each cell counts, in float64."""
 
     def attributed(self, x: Tensor, score: Score) -> Maps:
@@ -69,7 +70,7 @@ class SurrogateExplainer(AdapterExplainer):
             notes.append(tuple(one.note for one in fitted))
         return Maps(self.over_channels(torch.stack(made)[:, None]), own=tuple(notes))
 
-    def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> "Fitted":
+    def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> Fitted:
         """What captum's method makes of one sample and one baseline."""
         x, origin, fit = runs.x[sample], runs.values[sample].double(), Fit(self.fit)
         with ExitStack() as drawing:
@@ -117,7 +118,7 @@ class SurrogateExplainer(AdapterExplainer):
 
 @register_with("captum", "captum")
 class LIME(SurrogateExplainer):
-    """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z drawn evenly: which cells are shown (Ribeiro et al. 2016, eq. 1).
+    """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z drawn evenly: which cells are shown (Ribeiro et al. 2016).
 
     π(z) = exp(-D²/2σ²), D: the cosine distance of z to all ones. `width`: σ; `alpha`: α. Both as in the authors' code for
     images, which compares z and not pixels; captum's own default, a lasso with α = 0.01, finds nothing where the score
@@ -134,14 +135,14 @@ class LIME(SurrogateExplainer):
         expect_positive(width=self.width)
         expect_number(low=0, alpha=self.alpha)
 
-    def captums(self, scores: Scores, fit: "Fit") -> Any:
+    def captums(self, scores: Scores, fit: Fit) -> Any:
         """See `SurrogateExplainer`."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
         kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.width)
         return Lime(scores, interpretable_model=fit, similarity_func=kernel)
 
-    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> "Fitted":
+    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
         """Weighted ridge regression with an intercept."""
         if not bool(weights.any()):
             raise InputError(
@@ -165,7 +166,7 @@ class KernelSHAP(SurrogateExplainer):
     name, paper = "kernelshap", "arXiv:1705.07874"
     forwards: ClassVar[str] = "1 + samples"
 
-    def captums(self, scores: Scores, fit: "Fit") -> Any:
+    def captums(self, scores: Scores, fit: Fit) -> Any:
         """See `SurrogateExplainer`."""
         from captum.attr import KernelShap
 
@@ -173,7 +174,7 @@ class KernelSHAP(SurrogateExplainer):
         tool.interpretable_model = fit
         return tool
 
-    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> "Fitted":
+    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
         """Least squares among the φ with the right sum: the rest of φ has a sum of zero."""
         count = masks.shape[1]
         shown, ends = masks.sum(1), [float(count), 0.0]
@@ -189,54 +190,6 @@ class KernelSHAP(SurrogateExplainer):
         words = explained(len(scores), count, y - rows @ rest, target, even, determined=rank == count - 1)
         total = gap_in_words(float(cells.sum()), "the score less the baseline's", float(change))
         return Fitted(cells, f"{words}; {total}")
-
-
-@dataclass
-class Fitted:
-    """What each cell counts, (M,) in float64, and what is to be said of the fit."""
-
-    cells: Tensor
-    note: str
-
-
-class Fit:
-    """The interpretable model that captum fits: it hands over what was drawn, and how it weighs; the fit is in float64."""
-
-    scores: Tensor
-    fitted: Fitted
-
-    def __init__(self, fit: Callable[[Tensor, Tensor, Tensor], Fitted]) -> None:
-        self._fit = fit
-
-    def fit(self, train_data: Any) -> None:
-        """Of captum's DataLoader the tensors: to go through it would draw a random number."""
-        masks, _, weights = train_data.dataset.tensors
-        self.fitted = self._fit(masks.cpu().double(), self.scores, weights.cpu().double())
-
-    def representation(self) -> Tensor:
-        """(M,)"""
-        return self.fitted.cells
-
-
-def least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
-    """(S,M), (S,), (S,) -> argmin Σ w (y - rows·φ)² + α |φ|², the least of several, and the rank of the rows."""
-    count = rows.shape[1]
-    if not len(rows):
-        return rows.new_zeros(count), 0
-    left, right = rows * weights.sqrt()[:, None], y * weights.sqrt()
-    rank = int(torch.linalg.matrix_rank(left))
-    if alpha:
-        left = torch.cat([left, alpha**0.5 * torch.eye(count, dtype=rows.dtype)])
-        right = torch.cat([right, right.new_zeros(count)])
-    return torch.linalg.lstsq(left, right[:, None], driver="gelsd").solution[:, 0], rank
-
-
-def explained(samples: int, cells: int, left: Tensor, y: Tensor, shares: Tensor, *, determined: bool) -> str:
-    """How much of the score's variance over the versions the linear model has."""
-    variance, missed = float(shares @ y.square()), float(shares @ left.square())
-    share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
-    few = "" if determined else "; they do not determine the cells: raise samples, or lower cells"
-    return f"a linear model of {cells} cells explains {share} over {samples} versions{few}"
 
 
 def grid(size: Sequence[int], cells: int) -> Tensor:
