@@ -22,13 +22,13 @@ demo: $(STAMP)-base
 	$(BIN)/camscope demo --overwrite
 
 test: $(STAMP)-test
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q --doctest-modules src/camscope tests/test_frame.py $(wildcard tests/axioms)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --doctest-modules src/camscope tests/test_frame.py $(wildcard tests/axioms)
 
 format: $(STAMP)-dev
 	$(BIN)/ruff format .

@@ -1,6 +1,7 @@
 """Where a method has no map by its own definition: the axioms expect this error there, and a map everywhere else."""
 
 from camscope.errors import CamscopeError, InputError, LayerError, ModelError, TargetError
+from camscope.explainers import METHODS
 from nets import CASES, Case
 
 CALLABLE, PLAIN, LINEAR = "a callable target", "plain", "linear"
@@ -15,6 +16,7 @@ NO_RELU = (
     ModelError,
     r"\w+ changes the way back through ReLUs, and none can be reached in this model \(what was found: ",
 )
+NO_RULE = (ModelError, r"lrp has no rule for a part of \w+: .*layer_norm \(1 x\)")
 
 # (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
 REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
@@ -34,8 +36,11 @@ REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {
         ModelError,
         r"excitationbackprop has no rule for a part of the way to the layer \(\w+ x \d",  # of attention
     ),
+    ("lrp", "tokens"): NO_RULE,
+    ("lrp", "channels last"): NO_RULE,
     ("finercam", CALLABLE): (TargetError, "finercam sets a class against the others: pass a class"),
 }
+REFUSED = {asked: said for asked, said in REFUSED.items() if asked[0] in METHODS}  # some are there with an extra only
 
 
 def answers(method: str, case: str) -> bool:

@@ -50,6 +50,9 @@ AMPLIFYING = {
     "gradientshap": 0.99,
     "guidedig": 0.99,
     "xrai": 0.9,  # and a region may go to another segment
+    "deeplift": 0.99,
+    "deepliftshap": 0.99,
+    "lrp": 0.98,
 }
 
 

@@ -1,6 +1,7 @@
 """An explainer of any method by name, a model that counts its passes, and the largest tensor that anything makes."""
 
 import inspect
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,10 @@ FEW = {
     "hsic": {"samples": 10, "cells": 3},
     "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.5)},
     "meaningfulperturbation": {"steps": 2, "cells": 5},
+    "deepliftshap": {"baseline": ["zero", "mean"]},
+    "lime": {"samples": 40, "cells": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0
+    "kernelshap": {"samples": 40, "cells": 2},
+    "lrp": {"epsilon": 0.0},
 }
 
 
@@ -46,22 +51,37 @@ def explainer(method, model, layer, **keywords):
     return METHODS[method](model, *([layer] if looks_at_layers(method) else []), **{**FEW.get(method, {}), **keywords})
 
 
+class Tally(SimpleNamespace):
+    """What is counted of a model, and of its copies: some methods run a copy, which has the same tally."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 class Counting(nn.Module):
     """Counts the forward passes through a model, and the backward passes through its output, and the rows of both."""
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.forwards, self.rows, self.backwards, self.backward_rows = model, 0, 0, 0, 0
+        self.model, self.tally = model, Tally(forwards=0, rows=0, backwards=0, backward_rows=0)
+
+    forwards = property(lambda self: self.tally.forwards)
+    rows = property(lambda self: self.tally.rows)
+    backwards = property(lambda self: self.tally.backwards)
+    backward_rows = property(lambda self: self.tally.backward_rows)
 
     def forward(self, x):
-        self.forwards, self.rows = self.forwards + 1, self.rows + len(x)
+        self.tally.forwards, self.tally.rows = self.tally.forwards + 1, self.tally.rows + len(x)
         output = self.model(x)
         if output.requires_grad:
             output.register_hook(self.note)
         return output
 
     def note(self, gradient):
-        self.backwards, self.backward_rows = self.backwards + 1, self.backward_rows + len(gradient)
+        self.tally.backwards, self.tally.backward_rows = (
+            self.tally.backwards + 1,
+            self.tally.backward_rows + len(gradient),
+        )
 
 
 class Largest(TorchDispatchMode):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         ISCAM,
         KPCACAM,
         LIFTCAM,
+        LIME,
+        LRP,
         METHODS,
         RISE,
         SSCAM,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
         Contrast,
         Deconvnet,
         DeepFeatureFactorization,
+        DeepLIFT,
+        DeepLIFTSHAP,
         Denoised,
         EdgeDetector,
         EigenCAM,
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
         HiResCAM,
         InputXGradient,
         IntegratedGradients,
+        KernelSHAP,
         LayerCAM,
         LeGrad,
         MeaningfulPerturbation,
@@ -114,6 +119,8 @@ __all__ = [
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
+    "LIME",
+    "LRP",
     "METHODS",
     "RISE",
     "SSCAM",
@@ -132,6 +139,8 @@ __all__ = [
     "Contrast",
     "Deconvnet",
     "DeepFeatureFactorization",
+    "DeepLIFT",
+    "DeepLIFTSHAP",
     "Denoised",
     "Difference",
     "EdgeDetector",
@@ -158,6 +167,7 @@ __all__ = [
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
+    "KernelSHAP",
     "LayerCAM",
     "Layout",
     "LeGrad",
@@ -205,13 +215,14 @@ __all__ = [
 _NAMES = {
     "camscope.explainers": (
         "AblationCAM Augmented BagCAM BlurIG CAM CentreGaussian Chefer Comparison Concepts Contrast DRISE "
-        "Deconvnet DeepFeatureFactorization Denoised EdgeDetector EigenCAM EigenGradCAM ExcitationBackprop "
-        "ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM FullGrad Fused GradCAM GradCAMElementWise "
-        "GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop GuidedGradCAM GuidedIG "
-        "HSIC HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM LIFTCAM LayerCAM LeGrad METHODS "
-        "MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency "
-        "ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus SmoothGradSquared "
-        "Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness fuse"
+        "Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM EigenGradCAM "
+        "ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM FullGrad Fused GradCAM "
+        "GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop "
+        "GuidedGradCAM GuidedIG HSIC HiResCAM ISCAM InputXGradient IntegratedGradients KPCACAM KernelSHAP LIFTCAM "
+        "LIME LRP LayerCAM LeGrad METHODS MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM "
+        "RefineCAM Rollout SSCAM Saliency ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad "
+        "SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness "
+        "fuse"
     ),
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",

@@ -15,7 +15,7 @@ from camscope.explainers import METHODS, LayerExplainer
 from camscope.explainers.pixels import PixelExplainer
 from nets import CASES, Plain, linear, plain
 from refusals import ATTENTION, CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
-from tools import Counting, explainer, looks_at_layers
+from tools import Counting, Tally, explainer, looks_at_layers
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -190,10 +190,14 @@ def test_an_operation_in_place_after_the_layer_changes_nothing(method):
 class Rows(nn.Sequential):
     """Counts the rows that it really computes: a hook would count those that it is handed, too."""
 
-    rows = 0
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.tally = Tally(rows=0)
+
+    rows = property(lambda self: self.tally.rows)
 
     def forward(self, x):
-        self.rows += len(x)
+        self.tally.rows += len(x)
         return super().forward(x)
 
 

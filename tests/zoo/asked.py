@@ -37,9 +37,7 @@ A number stands for methods without an answer there; what they say instead is be
 def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
     """What the methods without an answer for one input (C,*S) say; AssertionError for a map that is none."""
     light = sum(parameter.numel() for parameter in model.parameters()) < SMALL
-    names = [
-        name for name, method in METHODS.items() if method.forwards in PASSES and (light or method.forwards == "1")
-    ]
+    names = [name for name in asked_of() if light or METHODS[name].forwards == "1"]
     refused: dict[str, str] = {}
     together = [name for name in names if name not in ALONE]
     try:
@@ -61,6 +59,11 @@ def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
             )  # its patches look at each other before the class token comes
             assert one.layout == f"tokens {prefix}+{'x'.join(map(str, row.grid))}", one.method
     return refused
+
+
+def asked_of() -> list[str]:
+    """The methods of a few passes that are here whatever else is installed."""
+    return [name for name, one in METHODS.items() if one.forwards in PASSES and ".adapters." not in one.__module__]
 
 
 def small(name: str, row: Row, model: nn.Module) -> Explainer:
@@ -89,7 +92,7 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         lines.append(
             f"| {row.name} | {size} | `{row.layer}` | {kind.replace(', 0 before them', '')} | {', '.join(marks) or '–'} |"
         )
-    cheap = ", ".join(f"`{name}`" for name, method in METHODS.items() if method.forwards in PASSES)
+    cheap = ", ".join(f"`{name}`" for name in asked_of())
     told = [
         f"{number}. {', '.join(f'`{one}`' for one in methods)}: {sentence}"
         for (sentence, methods), number in reasons.items()

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from camscope.errors import CamscopeError, CamscopeWarning, GeometryError, ImageError, NonFiniteError, OutputError
+from camscope.errors import (
+    CamscopeError,
+    CamscopeWarning,
+    GeometryError,
+    ImageError,
+    MissingExtraError,
+    NonFiniteError,
+    OutputError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -188,9 +196,12 @@ def debugging(context: typer.Context) -> bool:
 def methods_of(names: str) -> "dict[str, type[Explainer]]":
     """The methods of `a,b`, or all of them but the slow ones."""
     from camscope.explainers import METHODS
+    from camscope.explainers.base import WITHOUT_PACKAGE
 
     quick = [method.name for method in in_reading_order(METHODS.values()) if not method.slow]
     wanted = quick if names == "all" else split(names)
+    for name in WITHOUT_PACKAGE.keys() & set(wanted):
+        raise MissingExtraError(*WITHOUT_PACKAGE[name])
     if not wanted or (unknown := [name for name in wanted if name not in METHODS]):
         near = difflib.get_close_matches(unknown[0], METHODS, n=3, cutoff=0.0) if wanted else list(METHODS)
         came = f"no method {unknown[0]!r}; nearest names" if wanted else "no method is named; there are"

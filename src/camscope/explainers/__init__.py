@@ -1,6 +1,7 @@
 """Explainers: each says where a model looked; `METHODS` holds them all by name."""
 
 from camscope.explainers.ablation import AblationCAM, ReciproCAM
+from camscope.explainers.adapters import LIME, LRP, DeepLIFT, DeepLIFTSHAP, KernelSHAP
 from camscope.explainers.attention import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.base import METHODS, Explainer, register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels
@@ -62,6 +63,8 @@ __all__ = [
     "ISCAM",
     "KPCACAM",
     "LIFTCAM",
+    "LIME",
+    "LRP",
     "METHODS",
     "RISE",
     "SPACE",
@@ -79,6 +82,8 @@ __all__ = [
     "Contrast",
     "Deconvnet",
     "DeepFeatureFactorization",
+    "DeepLIFT",
+    "DeepLIFTSHAP",
     "Denoised",
     "EdgeDetector",
     "EigenCAM",
@@ -104,6 +109,7 @@ __all__ = [
     "HiResCAM",
     "InputXGradient",
     "IntegratedGradients",
+    "KernelSHAP",
     "LayerCAM",
     "LayerExplainer",
     "LeGrad",

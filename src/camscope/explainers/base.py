@@ -2,8 +2,9 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from inspect import isabstract, signature
 from typing import Any, TypeVar, dataclass_transform, final
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from camscope.cards import digest
-from camscope.errors import InputError, TargetError
+from camscope.errors import InputError, MissingExtraError, TargetError
 from camscope.explainers.inputs import Companions
 from camscope.explainers.method import Method
 from camscope.explainers.run import run
@@ -22,6 +23,7 @@ from camscope.explanation import Explanation
 from camscope.targets import Difference, Question
 
 METHODS: dict[str, type["Explainer"]] = {}
+WITHOUT_PACKAGE: dict[str, tuple[str, str]] = {}  # methods that are not in METHODS, for want of a package of an extra
 
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
@@ -39,6 +41,20 @@ def register(cls: ExplainerClass) -> ExplainerClass:
     if METHODS.setdefault(cls.name, cls) is not cls:
         raise ValueError(f"a method named {cls.name!r} is registered already: {METHODS[cls.name].__qualname__}")
     return cls
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+def register_with(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
+    """`register`, where a package is installed; else whoever asks for the name is told of the extra that brings it."""
+
+    def registered(cls: ExplainerClass) -> ExplainerClass:
+        if find_spec(package) is not None:
+            return register(cls)
+        WITHOUT_PACKAGE[cls.name] = package, extra
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+        return cls
+
+    return registered
 
 
 @dataclass(eq=False, repr=False)
@@ -119,8 +135,10 @@ class Explainer(Method):
 
 
 def kind_of(method: str | type[Explainer]) -> type[Explainer]:
-    """The method of a name, or the class itself; InputError for a name that is none."""
+    """The method of a name, or the class itself; InputError for a name that is none, MissingExtraError without its package."""
     kind = method if isinstance(method, type) else METHODS.get(method)
+    if kind is None and method in WITHOUT_PACKAGE:
+        raise MissingExtraError(*WITHOUT_PACKAGE[method])
     if kind is None:
         near = difflib.get_close_matches(str(method), METHODS, n=3, cutoff=0.0)
         raise InputError(f"no method {method!r}; nearest names: {', '.join(near)}")

@@ -59,7 +59,7 @@ class Score:
             raise TargetError(
                 f"the target is the class {target.__name__} itself: pass one of it, e.g. {target.__name__}(…)"
             )
-        self.model, self._args, self._kwargs, self._around = model, args, dict(kwargs or {}), around
+        self.model, self._args, self._kwargs, self.around = model, args, dict(kwargs or {}), around
         self.target = target if callable(target) else _each(target) or plain(target)
         self.categories = categories
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
@@ -81,7 +81,7 @@ class Score:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
         version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
-        with _types_named(self.model, x), self._around():
+        with _types_named(self.model, x), self.around():
             output = self.model(x, *args, **kwargs)
         if x._version != version:
             raise InputError(

@@ -1,0 +1,216 @@
+"""LIME and KernelSHAP, by captum: a linear model of what the score does when cells of the input are hidden."""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.adapters.base import AdapterExplainer, gap_in_words
+from camscope.explainers.adapters.linear_fit import Fit, Fitted, explained, least_squares
+from camscope.explainers.base import register_with
+from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.maps import Maps
+from camscope.explainers.runs import Runs
+from camscope.explainers.scope import expect_count, expect_number, expect_positive, expect_whole
+from camscope.targets import Score
+
+Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
+
+
+@dataclass(eq=False, repr=False)
+class SurrogateExplainer(AdapterExplainer):
+    """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
+
+    `cells`: so many along each axis, or fewer where an axis is shorter. `segments`: their place, a tensor (*S) of whole
+    numbers, such as superpixels. `samples`: versions of the image with cells shown at random, all others filled by
+    `baseline` (see `baselines.filled`; of several the map is the mean). captum draws which, from `seed`, and weighs them;
+    they run as many at a time as fit into memory, and the model is fitted in float64.
+    """
+
+    _: KW_ONLY
+    cells: int = 7
+    segments: Tensor | None = None
+    samples: int = 500
+    baseline: Baseline | Sequence[Baseline] = "zero"
+    seed: int = 0
+
+    package: ClassVar[str] = "captum"
+    extra: ClassVar[str] = "captum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(cells=self.cells, samples=self.samples)
+        several(self.baseline)
+        expect_whole(seed=self.seed)
+
+    @abstractmethod
+    def captums(self, scores: Scores, fit: Fit) -> Any:
+        """Captum's explainer of a function of which cells are shown, with a fit of ours."""
+
+    @abstractmethod
+    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
+        """(S,M) of 0 and 1, (S,), (S,) -> what each cell counts, in float64."""
+
+    def attributed(self, x: Tensor, score: Score) -> Maps:
+        """The mean over the baselines; how well the linear model fits is in each sample's notes."""
+        runs = Runs(self, x, score)
+        places, count = self._places(x)
+        starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
+        made, notes = [], []
+        for sample in range(len(x)):
+            fitted = [self._fitted(runs, sample, start[sample], places, count) for start in starts]
+            cells = torch.stack([one.cells for one in fitted]).mean(0).to(x.device)
+            made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
+            notes.append(tuple(one.note for one in fitted))
+        return Maps(self.over_channels(torch.stack(made)[:, None]), own=tuple(notes))
+
+    def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> Fitted:
+        """What captum's method makes of one sample and one baseline."""
+        x, origin, fit = runs.x[sample], runs.values[sample].double(), Fit(self.fit)
+        with ExitStack() as drawing:
+            drawing.enter_context(drawn_from(self.seed))
+
+            def scores(masks: Tensor) -> Tensor:
+                drawing.close()  # all is drawn: the model's own passes have the caller's random numbers
+                found = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
+
+                def work(part: slice) -> None:
+                    shown = masks[part].to(x.device).bool()[:, places][:, None]
+                    values = runs.scores(sample, torch.where(shown, x, start))
+                    found[part] = values.double() - origin  # what all logits have in common cancels in full precision
+
+                runs.in_turns(sample, len(masks), work)
+                fit.scores = found.cpu()
+                return fit.scores
+
+            tool = self.captums(scores, fit)
+            # captum hands over its masks in one piece where it may: rows of switches, small however large the image is
+            try:
+                tool.attribute(
+                    torch.ones(1, count),
+                    n_samples=self.samples,
+                    perturbations_per_eval=self.samples,
+                    return_input_shape=False,
+                )
+            finally:
+                vars(tool).clear()  # it holds itself by its own methods, and would wait for the garbage collector
+        return fit.fitted
+
+    def _places(self, x: Tensor) -> tuple[Tensor, int]:
+        """(*S): the number of each pixel's cell, from 0 on, and how many there are."""
+        size = tuple(x.shape[2:])
+        given = grid(size, self.cells) if self.segments is None else torch.as_tensor(self.segments)
+        if given.shape != size or given.is_floating_point() or given.is_complex():
+            raise InputError(
+                f"segments: {given.dtype} {tuple(given.shape)} came; expected a whole number for each pixel, {size}"
+            )
+        numbers, places = given.to(x.device).unique(return_inverse=True)
+        if len(numbers) < 2:
+            raise InputError(f"{self.name} compares cells, and there is one only: pass more cells, or segments")
+        return places, len(numbers)
+
+
+@register_with("captum", "captum")
+class LIME(SurrogateExplainer):
+    """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z drawn evenly: which cells are shown (Ribeiro et al. 2016).
+
+    π(z) = exp(-D²/2σ²), D: the cosine distance of z to all ones. `width`: σ; `alpha`: α. Both as in the authors' code for
+    images, which compares z and not pixels; captum's own default, a lasso with α = 0.01, finds nothing where the score
+    moves by less.
+    """
+
+    name, paper = "lime", "arXiv:1602.04938"
+    forwards: ClassVar[str] = "1 + samples"
+    width: float = 0.25
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_positive(width=self.width)
+        expect_number(low=0, alpha=self.alpha)
+
+    def captums(self, scores: Scores, fit: Fit) -> Any:
+        """See `SurrogateExplainer`."""
+        from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
+
+        kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.width)
+        return Lime(scores, interpretable_model=fit, similarity_func=kernel)
+
+    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
+        """Weighted ridge regression with an intercept."""
+        if not bool(weights.any()):
+            raise InputError(
+                f"width={self.width!r}: no version is near enough to the image to count; pass a larger one"
+            )
+        shares = weights / weights.sum()
+        rows, y = masks - shares @ masks, scores - shares @ scores
+        cells, rank = least_squares(rows, y, weights, self.alpha)
+        words = explained(len(scores), len(cells), y - rows @ cells, y, shares, determined=rank == len(cells))
+        return Fitted(cells, words)
+
+
+@register_with("captum", "captum")
+class KernelSHAP(SurrogateExplainer):
+    """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² where Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
+
+    z: which cells are shown, all or none among them; k: the Shapley kernel, by which the others are drawn. The sum holds
+    exactly; captum's own fit has it by weights of a million. Where the samples do not determine the cells, the least φ.
+    """
+
+    name, paper = "kernelshap", "arXiv:1705.07874"
+    forwards: ClassVar[str] = "1 + samples"
+
+    def captums(self, scores: Scores, fit: Fit) -> Any:
+        """See `SurrogateExplainer`."""
+        from captum.attr import KernelShap
+
+        tool = KernelShap(scores)
+        tool.interpretable_model = fit
+        return tool
+
+    def fit(self, masks: Tensor, scores: Tensor, weights: Tensor) -> Fitted:
+        """Least squares among the φ with the right sum: the rest of φ has a sum of zero."""
+        count = masks.shape[1]
+        shown, ends = masks.sum(1), [float(count), 0.0]
+        if len(scores) < 2 or shown[:2].tolist() != ends:
+            raise InputError(f"samples={self.samples!r}: the first two show all cells and none; expected 3 or more")
+        change = scores[0] - scores[1]
+        rows = masks[2:] - masks[2:].mean(1, keepdim=True)
+        y = scores[2:] - scores[1] - shown[2:] * change / count
+        rest, rank = least_squares(rows, y, torch.ones_like(y), 0.0)
+        cells = change / count + rest - rest.mean()
+        even = torch.full_like(y, 1 / max(1, len(y)))
+        target = scores[2:] - even @ scores[2:]
+        words = explained(len(scores), count, y - rows @ rest, target, even, determined=rank == count - 1)
+        total = gap_in_words(float(cells.sum()), "the score less the baseline's", float(change))
+        return Fitted(cells, f"{words}; {total}")
+
+
+def grid(size: Sequence[int], cells: int) -> Tensor:
+    """(*S): the number of each pixel's cell, so many along each axis, or each pixel its own on a shorter one."""
+    numbers = torch.zeros(tuple(size), dtype=torch.long)
+    for axis, length in enumerate(size):
+        along = min(cells, length)
+        places = torch.arange(length) * along // length
+        numbers = numbers * along + places.view(-1, *[1] * (len(size) - 1 - axis))
+    return numbers
+
+
+_drawing = threading.Lock()
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """The process's own random numbers on the CPU begin at a seed, and go on where they were afterwards.
+
+    captum takes no generator. One thread at a time; what others draw meanwhile is drawn from the same numbers.
+    """
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

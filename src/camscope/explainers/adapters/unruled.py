@@ -1,0 +1,63 @@
+"""What is not linear in a model and has no rule of captum's: it keeps its gradient, and is counted."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from camscope.hooks.rescale import ELEMENTWISE
+
+BENT = ELEMENTWISE | {"softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d"}  # what has a rule as a module
+BENT |= {"layer_norm", "group_norm", "instance_norm", "multi_head_attention_forward", "scaled_dot_product_attention"}
+
+
+class Unruled(TorchFunctionMode):
+    """Counts, inside the `with`, what is not linear and has no rule, since captum reaches modules of certain types only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin()
+
+    def begin(self) -> None:
+        """Before a pass."""
+        self._ruled, self.counts = 0, Counter[str]()
+
+    def watch(self, model: nn.Module) -> None:
+        """Where captum has a rule nothing is counted; what such a module is given is a tensor of its own.
+
+        captum replaces the gradient of that tensor: of one that goes elsewhere too, it would lose the other way.
+        """
+        from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
+
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self._ruled += 1
+            return tuple(one.clone() if isinstance(one, Tensor) else one for one in args)
+
+        def leave(module: nn.Module, args: object, output: object) -> None:
+            self._ruled -= 1
+
+        for module in model.modules():
+            if type(module) in SUPPORTED_NON_LINEAR and not module._backward_hooks:
+                module.register_forward_pre_hook(enter)
+                module.register_forward_hook(leave)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What the function returns."""
+        name = getattr(func, "__name__", "").strip("_")
+        result = func(*args, **(kwargs or {}))
+        if name in BENT and not self._ruled and isinstance(result, Tensor) and result.requires_grad:
+            self.counts[name] += 1
+        return result
+
+    def in_words(self) -> str:
+        """What keeps its gradient."""
+        said = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
+        return f"; captum has no rule for {said} here, which keep their gradient" if said else ""
