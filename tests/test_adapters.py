@@ -41,7 +41,7 @@ def made(build, *shape, seed=3):
     return model, x
 
 
-def close(found, expected, **keywords):
+def assert_close(found, expected, **keywords):
     torch.testing.assert_close(found, expected, **{"rtol": 1e-10, "atol": 1e-14, **keywords})
 
 
@@ -55,7 +55,7 @@ def test_deeplift_is_captums_where_every_relu_is_a_module_of_its_own(case):
 
     model, x = CASES[case].make(dtype=torch.float64)
     direct = DeepLift(model).attribute(x, torch.full_like(x, 0.25), target=1).sum(1).detach()
-    close(DeepLIFT(model, baseline=torch.full_like(x[0], 0.25)).attribute(x, 1), direct)
+    assert_close(DeepLIFT(model, baseline=torch.full_like(x[0], 0.25)).attribute(x, 1), direct)
 
 
 @CAPTUM
@@ -65,7 +65,7 @@ def test_deepliftshap_is_captums():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     background = torch.randn(3, *x.shape[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     direct = DeepLiftShap(model).attribute(x, background, target=2).sum(1).detach()
-    close(DeepLIFTSHAP(model, baseline=list(background)).attribute(x, 2), direct)
+    assert_close(DeepLIFTSHAP(model, baseline=list(background)).attribute(x, 2), direct)
 
 
 class TwoReLUs(Residual):
@@ -88,7 +88,7 @@ def test_a_relu_that_runs_twice_is_two_relus():
     apart = TwoReLUs().double().eval()
     apart.load_state_dict(model.state_dict())
     expected = DeepLift(apart).attribute(x, torch.zeros_like(x), target=1).sum(1).detach()
-    close(DeepLIFT(model).attribute(x, 1), expected)
+    assert_close(DeepLIFT(model).attribute(x, 1), expected)
     assert type(model.relu) is nn.ReLU
     with pytest.raises(RuntimeError, match="used more than once"):
         DeepLift(model).attribute(x, torch.zeros_like(x), target=1)
@@ -114,7 +114,7 @@ def test_what_a_relu_takes_may_go_another_way_too():
     x = torch.tensor([[[[-3.0, 2.0], [-0.5, 1.0]]]], dtype=torch.float64)
     # relu(y) + y goes from 2 at y = 1 to relu(x + 1) + x + 1
     terms = model.head.weight[1].detach().view(2, 2) * ((x + 1).clamp(min=0) + x + 1 - 2)[0, 0]
-    close(DeepLIFT(model).attribute(x, 1)[0], terms)
+    assert_close(DeepLIFT(model).attribute(x, 1)[0], terms)
     direct = DeepLift(model).attribute(x, torch.zeros_like(x), target=1)[0, 0].detach()
     assert not torch.allclose(direct, terms), "captum by itself loses the other way"
 
@@ -136,7 +136,7 @@ def test_max_pooling_behind_a_relu_is_complete_where_windows_overlap(rank, pool)
     )
     start = x.flip(0)[0]  # each of two images against the other
     change = (model(x[:1]) - model(start[None]))[:, 1].detach()
-    close(DeepLIFT(model, baseline=start).attribute(x[:1], 1).flatten(1).sum(1), change)
+    assert_close(DeepLIFT(model, baseline=start).attribute(x[:1], 1).flatten(1).sum(1), change)
     direct = DeepLift(model).attribute(x[:1], start[None], target=1).detach()
     assert not torch.allclose(direct.sum(), change[0], rtol=0.01), "captum by itself loses what windows share"
 
@@ -170,7 +170,7 @@ def test_what_captum_cannot_reach_is_named_with_the_gap():
     (note,) = [one for one in DeepLIFT(exact).explain(y[0], 1).notes if one.startswith("completeness")]
     assert "no rule" not in note
     total = DeepLIFT(exact).attribute(y, 1).sum((1, 2))
-    close(total, (exact(y) - exact(torch.zeros_like(y)))[:, 1].detach())
+    assert_close(total, (exact(y) - exact(torch.zeros_like(y)))[:, 1].detach())
 
 
 @CAPTUM
@@ -185,7 +185,7 @@ def test_a_faint_input_has_the_map_of_a_bright_one():
 
     model, x = CASES["pooled"].make(dtype=torch.float64)
     expected = DeepLIFT(model).attribute(x, 1)
-    close(DeepLIFT(Loud(model, 1e20)).attribute(x * 1e-20, 1), expected)
+    assert_close(DeepLIFT(Loud(model, 1e20)).attribute(x * 1e-20, 1), expected)
 
 
 # --- LIME and KernelSHAP
@@ -211,10 +211,10 @@ def test_of_a_sum_over_cells_each_has_its_term(method):
     expected = cells.repeat_interleave(3, 1).repeat_interleave(3, 2)
     segments = (torch.arange(6) // 3)[:, None] * 3 + torch.arange(9) // 3
     settings = {"alpha": 0.0} if method is LIME else {}
-    close(method(model, segments=segments * 7 - 5, samples=60, **settings).attribute(x, 1), expected, atol=1e-12)
+    assert_close(method(model, segments=segments * 7 - 5, samples=60, **settings).attribute(x, 1), expected, atol=1e-12)
     by_grid = method(model, cells=3, samples=80, **settings).attribute(x, 1)
     blocks = terms.view(2, 3, 2, 3, 3).sum((2, 4)).repeat_interleave(2, 1).repeat_interleave(3, 2)
-    close(by_grid, blocks, atol=1e-12)
+    assert_close(by_grid, blocks, atol=1e-12)
 
 
 class Game(nn.Module):
@@ -236,8 +236,8 @@ def test_kernelshap_comes_to_the_shapley_values():
             shown[0, cell] = x.flatten()[cell]
             values[cell] += (Game()(shown)[0, 1] - before) / math.factorial(4)
     heat = KernelSHAP(Game(), samples=20000).attribute(x, 1)
-    close(heat.flatten(), values, atol=0.03, rtol=0)
-    close(heat.sum(), values.sum())
+    assert_close(heat.flatten(), values, atol=0.03, rtol=0)
+    assert_close(heat.sum(), values.sum())
 
 
 @CAPTUM
@@ -264,7 +264,7 @@ def test_kernelshap_and_lime_are_captums_own_on_the_pixels():
         (KernelSHAP(model, **settings).attribute(x[:1], 1), shap),
         (LIME(model, **settings).attribute(x[:1], 1), near),
     ):
-        close(found, direct, rtol=0, atol=1e-3 * float(direct.abs().max()))  # captum fits in float32
+        assert_close(found, direct, rtol=0, atol=1e-3 * float(direct.abs().max()))  # captum fits in float32
 
 
 @CAPTUM
@@ -276,7 +276,7 @@ def test_a_seed_says_it_all_and_the_passes_may_be_any_size(method):
     with untouched(model, x):
         again = method(model, samples=30, cells=3).attribute(x, 1)
     assert torch.equal(first, again)
-    close(method(model, samples=30, cells=3, batch_size=7).attribute(x, 1), first, atol=1e-12)
+    assert_close(method(model, samples=30, cells=3, batch_size=7).attribute(x, 1), first, atol=1e-12)
     assert not torch.allclose(method(model, samples=30, cells=3, seed=1).attribute(x, 1), first)
 
 
@@ -325,7 +325,7 @@ def test_lrp_is_zennits_where_every_step_is_a_module(composite):
     with Gradient(copy.deepcopy(model), own) as attributor:
         _, expected = attributor(x, lambda output: output * torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64))
     with untouched(model, x):
-        close(LRP(model, composite=composite).attribute(x, 1), expected.detach().sum(1))
+        assert_close(LRP(model, composite=composite).attribute(x, 1), expected.detach().sum(1))
 
 
 class Modules(nn.Module):
@@ -353,7 +353,7 @@ def test_sums_means_batch_norms_and_a_relu_used_twice_have_the_rules_of_modules(
     model.norm.running_var += 1
     expected = LRP(Modules(model).double().eval()).attribute(x, 1)
     with untouched(model, x):
-        close(LRP(model).attribute(x, 1), expected, rtol=1e-8)
+        assert_close(LRP(model).attribute(x, 1), expected, rtol=1e-8)
 
 
 @ZENNIT
@@ -367,7 +367,7 @@ def test_relevance_is_conserved_where_there_are_no_biases(composite):
     x = x.abs()  # no step of the z+ rule is without a part that is positive
     model.features[0].weight.data.abs_()
     tool = LRP(model, composite="epsilon_plus", epsilon=0.0)
-    close(tool.attribute(x, 1).sum((1, 2)), model(x)[:, 1].detach(), rtol=1e-8)
+    assert_close(tool.attribute(x, 1).sum((1, 2)), model(x)[:, 1].detach(), rtol=1e-8)
     (note,) = [one for one in tool.explain(x[0], 1).notes if one.startswith("conservation")]
     assert "0.00% of it" in note
 
@@ -387,7 +387,7 @@ def test_lrp_of_functions_in_place_is_that_of_modules():
             return self.parts[6](x.flatten(1)) * 1.0
 
     model, x = made(sequential, 3, 8, 8)
-    close(LRP(Functions(model)).attribute(x, 1), LRP(model).attribute(x, 1))
+    assert_close(LRP(Functions(model)).attribute(x, 1), LRP(model).attribute(x, 1))
 
 
 @ZENNIT

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from camscope.errors import LayerError
 from camscope.hooks.base import on_gradient
+from camscope.hooks.calls import Calls
 from camscope.layers import CHANNELS_FIRST, read_layout
 from camscope.structure import leaves, replaced
 
@@ -51,12 +51,11 @@ class Bias:
         return maps if maps[0, 0].numel() > 1 else None
 
 
-class Watch(TorchFunctionMode):
+class Watch(Calls):
     """Inside the `with`, in this thread, the gradient at each output to which a bias is added goes to `arrived`.
 
     It arrives during the backward pass, which may come after the `with`; none is kept. `limits`: where an activation is
-    clipped, a constant takes the place of its input, and counts as a bias. `everywhere`: the model may not turn
-    gradients off.
+    clipped, a constant takes the place of its input, and counts as a bias.
     """
 
     def __init__(
@@ -65,27 +64,21 @@ class Watch(TorchFunctionMode):
         arrived: Callable[[Bias, Tensor], None],
         *,
         limits: bool = True,
-        everywhere: bool = False,
     ) -> None:
         super().__init__()
         tensors = (*model.named_buffers(), *model.named_parameters())
         self._layers = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
         self._watched = ADDING if limits else ADDING - LIMITS.keys()
         self._last: dict[torch.Size, bool] = {}
-        self._arrived, self._everywhere = arrived, everywhere
+        self._arrived = arrived
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns, with a hook on it where a bias was added."""
-        given = kwargs or {}
-        if self._everywhere and func is torch._C._set_grad_enabled:
-            return None
-        result = func(*args, **given)
+        result = func(*args, **named)
         if func not in self._watched:
             return result
         path, output = next(leaves(result))
-        bias = self._clipped(func, args, given, output) if func in LIMITS else self._added(func, args, given, output)
+        bias = self._clipped(func, args, named, output) if func in LIMITS else self._added(func, args, named, output)
         if bias is None or not output.requires_grad:
             return result
         if output._is_view():  # an operation in place on a view would take the gradient past the hook

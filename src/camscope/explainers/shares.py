@@ -1,6 +1,7 @@
 """Shares: what a score is the sum of, the input's part and every bias's, as one forward and one backward pass show it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -13,6 +14,7 @@ from camscope.explainers.grids import on_grid
 from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.base import autocast_uncached
 from camscope.hooks.checkpoint import plain_checkpoints
+from camscope.hooks.input_gradient import GradientsStayOn
 from camscope.targets import Score, full_precision
 
 
@@ -127,7 +129,8 @@ def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, everywhere: b
         now[-1].add(bias, gradient)
 
     leaf = x.detach().requires_grad_()
-    with Watch(scores[0].model, arrived, limits=method.limits, everywhere=everywhere):
+    staying = GradientsStayOn() if everywhere else nullcontext()
+    with staying, Watch(scores[0].model, arrived, limits=method.limits):
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         output = scores[0].forward(leaf.clone())
     torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on

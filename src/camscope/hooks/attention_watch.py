@@ -1,16 +1,16 @@
 """What a watched forward pass does instead of attention: the same, by way of the probabilities."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from camscope.hooks.body import body_of
+from camscope.hooks.calls import Calls, name_of
 from camscope.hooks.checkpoint import recomputing
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Attention:
     output: Tensor | None = None
 
 
-class Watch(TorchFunctionMode):
+class Watch(Calls):
     """Sees every function that the model calls; keeps what is an attention."""
 
     def __init__(self, found: list[Attention]) -> None:
@@ -52,15 +52,9 @@ class Watch(TorchFunctionMode):
         finally:
             self._noting, self._scores, self._given = False, None, None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """The result of every function that the model calls: its own, or the same by way of the probabilities."""
-        name, named = getattr(func, "__name__", "").strip("_"), dict(kwargs or {})
+        name = name_of(func)
         if func in CALLERS:
             return self._inside(func, args, named)
         if name == "scaled_dot_product_attention":

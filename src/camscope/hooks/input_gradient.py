@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from camscope.errors import ModelError
 from camscope.hooks.base import autocast_uncached
+from camscope.hooks.calls import Calls
 from camscope.hooks.checkpoint import plain_checkpoints
 
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
@@ -41,14 +41,12 @@ def input_gradients(x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]) -> tup
     )
 
 
-class GradientsStayOn(TorchFunctionMode):
+class GradientsStayOn(Calls):
     """Inside the `with`, in this thread, nothing turns gradients off."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns; switches of gradients are passed over."""
-        return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
+        return None if func is torch._C._set_grad_enabled else func(*args, **named)
 
 
 def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:

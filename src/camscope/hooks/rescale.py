@@ -1,12 +1,13 @@
 """Rescale: a backward pass in which elementwise functions pass on Δout/Δin from a reference pass (DeepLIFT's rule)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.overrides import TorchFunctionMode
+
+from camscope.hooks.calls import Calls, name_of
 
 ELEMENTWISE = frozenset(
     {
@@ -40,7 +41,7 @@ ELEMENTWISE = frozenset(
 )
 
 
-class Rescale(TorchFunctionMode):
+class Rescale(Calls):
     """Inside the `with`: a reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
 
         with Rescale() as rule:
@@ -71,20 +72,14 @@ class Rescale(TorchFunctionMode):
         """From here on this pass is held against the reference."""
         self._count, self._noting, self._following = 0, False, True
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """The result of every function that the model calls: its own, with another way back for elementwise ones."""
-        name, given = getattr(func, "__name__", "").strip("_"), dict(kwargs or {})
-        first = args[0] if args else given.pop("input", None)
-        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *given.values()))
+        name, more = name_of(func), dict(named)
+        first = args[0] if args else more.pop("input", None)
+        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *more.values()))
         if name not in ELEMENTWISE or several or not isinstance(first, Tensor):
-            return func(*args, **(kwargs or {}))
-        return self._elementwise(name, first, lambda z: func(z, *args[1:], **given))
+            return func(*args, **named)
+        return self._elementwise(name, first, lambda z: func(z, *args[1:], **more))
 
     def _elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         place, self._count = self._count, self._count + 1

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from camscope.hooks.calls import Calls, name_of
 from camscope.structure import leaves
 
 _ACTIVATIONS = (
@@ -54,7 +54,7 @@ class Rules:
         self._kept.clear()
 
 
-class Routed(TorchFunctionMode):
+class Routed(Calls):
     """Inside the `with`, what runs in no module with a rule has one of its own, or is counted in `without`."""
 
     def __init__(self, rules: Rules) -> None:
@@ -82,23 +82,16 @@ class Routed(TorchFunctionMode):
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         self._inside -= 1
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns."""
-        given, spelled = dict(kwargs or {}), getattr(func, "__name__", "")
-        name = spelled.strip("_")
-        alive = [one for one in (*args, *given.values()) if isinstance(one, Tensor) and one.requires_grad]
+        name, spelled = name_of(func), getattr(func, "__name__", "")
+        alive = [one for one in (*args, *named.values()) if isinstance(one, Tensor) and one.requires_grad]
         if self._inside or not alive or not torch.is_grad_enabled():
-            return func(*args, **given)
-        found = self._ruled(name, func, tuple(args), given, alive)
+            return func(*args, **named)
+        found = self._ruled(name, func, tuple(args), named, alive)
         if found is not None:
-            return args[0].copy_(found) if _in_place(spelled, args, given) else found
-        result = func(*args, **given)
+            return args[0].copy_(found) if _in_place(spelled, args, named) else found
+        result = func(*args, **named)
         if name not in MOVES and any(leaf.requires_grad for _, leaf in leaves(result)):
             self.without[name] += 1
         return result

@@ -1,19 +1,19 @@
 """What is not linear in a model and has no rule of captum's: it keeps its gradient, and is counted."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from camscope.hooks.calls import Calls, name_of
 from camscope.hooks.rescale import ELEMENTWISE
 
 BENT = ELEMENTWISE | {"softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d"}  # what has a rule as a module
 BENT |= {"layer_norm", "group_norm", "instance_norm", "multi_head_attention_forward", "scaled_dot_product_attention"}
 
 
-class Unruled(TorchFunctionMode):
+class Unruled(Calls):
     """Counts, inside the `with`, what is not linear and has no rule, since captum reaches modules of certain types only."""
 
     def __init__(self) -> None:
@@ -43,16 +43,10 @@ class Unruled(TorchFunctionMode):
                 module.register_forward_pre_hook(enter)
                 module.register_forward_hook(leave)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns."""
-        name = getattr(func, "__name__", "").strip("_")
-        result = func(*args, **(kwargs or {}))
+        name = name_of(func)
+        result = func(*args, **named)
         if name in BENT and not self._ruled and isinstance(result, Tensor) and result.requires_grad:
             self.counts[name] += 1
         return result

@@ -10,12 +10,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.overrides import TorchFunctionMode
 
 from camscope.errors import ModelError
 from camscope.explainers.gradients.shares import Added, Averaged, HandedOn, Scaled, Share, Shared, Weighted
 from camscope.hooks.base import Hooks, here_only
 from camscope.hooks.body import body_of
+from camscope.hooks.calls import Calls, name_of
 from camscope.hooks.graph import kind_of_step, steps
 from camscope.structure import leaves
 
@@ -67,7 +67,7 @@ def winning(model: nn.Module, *, pixels: bool = False) -> Iterator["Winners"]:
         yield winners
 
 
-class Winners(TorchFunctionMode):
+class Winners(Calls):
     """The mode of `winning`: what the model calls is worked out as ever, and has another way back.
 
     `pixels`: they go back to the input, whose numbers may be negative. `signed`: activations met that may be, too.
@@ -83,15 +83,9 @@ class Winners(TorchFunctionMode):
         """Whether what is called next is the model's."""
         self._inside, self._last = inside, None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns, with the way back of a probability where there is a rule for it."""
-        name, named = getattr(func, "__name__", "").strip("_"), dict(kwargs or {})
+        name = name_of(func)
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._again(func, args, named)
         first = args[0] if args else named.get("input")
