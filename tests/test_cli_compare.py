@@ -159,6 +159,14 @@ def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded
     assert "gradcam looks at one layer, and 2 are named; camscope compare draws several" in error
 
 
+def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_methods):
+    only_methods({name: METHODS[name] for name in ("rollout", "gradcam", "layercam")})
+    result = run("demo", "--method", "all", "-o", "drawn")
+    assert "layercam" in result.stdout
+    assert "rollout" not in result.stdout
+    assert "no self-attention" in errors(run("demo", "--method", "rollout", "-o", "none", code=2))[0]
+
+
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
     class Unsuited(CAM):
         name, paper = "unsuited", "arXiv:0000.00000"
