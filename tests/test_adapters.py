@@ -65,7 +65,7 @@ def test_deepliftshap_is_captums():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     background = torch.randn(3, *x.shape[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     direct = DeepLiftShap(model).attribute(x, background, target=2).sum(1).detach()
-    assert_close(DeepLIFTSHAP(model, baseline=list(background)).attribute(x, 2), direct)
+    assert_close(DeepLIFTSHAP(model, background=background).attribute(x, 2), direct)
 
 
 class TwoReLUs(Residual):
@@ -402,8 +402,8 @@ def test_a_batch_norm_that_follows_no_layer_is_named():
 @CAPTUM
 def test_wrong_settings_are_refused():
     model, x = CASES["pooled"].make()
-    with pytest.raises(InputError, match="pass a list of two at least, or one to deeplift"):
-        DeepLIFTSHAP(model, baseline="zero")
+    with pytest.raises(InputError, match="background holds one input: deepliftshap is a mean over several"):
+        DeepLIFTSHAP(model, background=["zero"])
     with pytest.raises(InputError, match=r"segments: torch\.int64 \(2, 2\) came; expected .* \(16, 12\)"):
         LIME(model, segments=torch.zeros(2, 2, dtype=torch.long)).attribute(x, 1)
     with pytest.raises(InputError, match="compares cells, and there is one only"):
@@ -474,7 +474,7 @@ def test_a_model_that_fails_in_the_copy_is_left_as_it_was_and_the_error_says_how
     model.head.register_forward_pre_hook(second)
     with untouched(model, x), pytest.raises(ArithmeticError) as caught:
         DeepLIFT(model).attribute(x, 1)
-    assert caught.value.__notes__ == ["deeplift, image 1 of 2: stopped after 0 of 1 passes"]
+    assert caught.value.__notes__ == ["deeplift, image 1 of 2: stopped after 0 of 1 steps"]
 
 
 # --- without the extras

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import MissingExtraError, ModelError
-from camscope.explainers.pixels import PixelExplainer
+from camscope.explainers.runs import ManyRuns
 from camscope.hooks.base import autocast_uncached
 from camscope.hooks.checkpoint import plain_checkpoints
 from camscope.hooks.input_gradient import GradientsStayOn
@@ -19,8 +19,8 @@ from camscope.targets import Score
 T = TypeVar("T")
 
 
-@dataclass(eq=False, repr=False)
-class AdapterExplainer(PixelExplainer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AdapterExplainer(ManyRuns):
     """A map that a package of an extra computes. MissingExtraError where it is not installed."""
 
     package: ClassVar[str]

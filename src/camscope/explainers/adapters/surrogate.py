@@ -4,7 +4,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,31 +14,28 @@ from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, gap_in_words
 from camscope.explainers.adapters.linear_fit import Fit, Fitted, explained, least_squares
 from camscope.explainers.base import register_with
-from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.baselines import WithBaseline
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs
-from camscope.explainers.scope import expect_count, expect_number, expect_positive, expect_whole
+from camscope.explainers.scope import expect_count, expect_number, expect_positive
 from camscope.targets import Score
 
 Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
 
 
-@dataclass(eq=False, repr=False)
-class SurrogateExplainer(AdapterExplainer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SurrogateExplainer(WithBaseline, AdapterExplainer):
     """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
 
     `cells`: so many along each axis, or fewer where an axis is shorter. `segments`: their place, a tensor (*S) of whole
     numbers, such as superpixels. `samples`: versions of the image with cells shown at random, all others filled by
-    `baseline` (see `baselines.filled`; of several the map is the mean). captum draws which, from `seed`, and weighs them;
+    `baseline`. captum draws which, from `seed`, and weighs them;
     they run as many at a time as fit into memory, and the model is fitted in float64.
     """
 
-    _: KW_ONLY
     cells: int = 7
     segments: Tensor | None = None
     samples: int = 500
-    baseline: Baseline | Sequence[Baseline] = "zero"
-    seed: int = 0
 
     package: ClassVar[str] = "captum"
     extra: ClassVar[str] = "captum"
@@ -46,8 +43,6 @@ class SurrogateExplainer(AdapterExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(cells=self.cells, samples=self.samples)
-        several(self.baseline)
-        expect_whole(seed=self.seed)
 
     @abstractmethod
     def captums(self, scores: Scores, fit: Fit) -> Any:
@@ -61,14 +56,14 @@ class SurrogateExplainer(AdapterExplainer):
         """The mean over the baselines; how well the linear model fits is in each sample's notes."""
         runs = Runs(self, x, score)
         places, count = self._places(x)
-        starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
+        starts = self.starts(x)
         made, notes = [], []
         for sample in range(len(x)):
             fitted = [self._fitted(runs, sample, start[sample], places, count) for start in starts]
             cells = torch.stack([one.cells for one in fitted]).mean(0).to(x.device)
             made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
             notes.append(tuple(one.note for one in fitted))
-        return Maps(self.over_channels(torch.stack(made)[:, None]), own=tuple(notes))
+        return Maps(torch.stack(made), own=tuple(notes))
 
     def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> Fitted:
         """What captum's method makes of one sample and one baseline."""

@@ -52,7 +52,7 @@ class XRAI(BaselinePath):
         for scale in self.scales:
             expect_positive(scales=scale)
 
-    def baselines(self) -> list[Baseline]:
+    def baselines(self) -> Sequence[Baseline]:
         """Those that the map is the mean over."""
         if self.baseline is not None:
             return several(self.baseline)
