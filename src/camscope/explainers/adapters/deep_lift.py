@@ -146,10 +146,6 @@ def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tens
             )
     except _CutError:
         return None
-    except RuntimeError as error:
-        if "doesn't require gradient" not in str(error):  # of a hook that captum sets where gradients are off
-            raise
-        return None
     return found.detach()[0]
 
 

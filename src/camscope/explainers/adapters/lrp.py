@@ -145,6 +145,7 @@ def _back(
     leaf = x.detach().clone().requires_grad_()
     with routed:
         output = score.forward(leaf.clone(), owners)
+    torch.set_grad_enabled(True)  # even where the model switches it off and never back on
     if routed.without:
         said = ", ".join(f"{name} ({count} x)" for name, count in sorted(routed.without.items()))
         raise ModelError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.hooks.calls import Calls, name_of
-from camscope.structure import leaves
+from camscope.structure import leaves, mapped
 
 _ACTIVATIONS = (
     "elu hardshrink hardsigmoid hardtanh hardswish leaky_relu logsigmoid prelu relu relu6 rrelu selu celu gelu sigmoid silu "
@@ -76,8 +76,10 @@ class Routed(Calls):
         module.register_forward_pre_hook(self._enter, prepend=True)
         module.register_forward_hook(self._leave)
 
-    def _enter(self, module: nn.Module, args: object) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self._inside += 1
+        # zennit looks at what is given, and would hang its rule on a step that is not there where gradients are off
+        return None if torch.is_grad_enabled() else mapped(args, Tensor.detach)
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         self._inside -= 1

@@ -46,6 +46,8 @@ class Unruled(Calls):
     def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns."""
         name = name_of(func)
+        if func is Tensor.register_hook and not args[0].requires_grad:
+            return None  # captum sets its hooks also where gradients are off: there a value is a constant
         result = func(*args, **named)
         if name in BENT and not self._ruled and isinstance(result, Tensor) and result.requires_grad:
             self.counts[name] += 1
