@@ -161,11 +161,19 @@ class Reused(nn.Module):
         return self.head(self.gelu(torch.relu(self.first(x))).mean((2, 3)))
 
 
+class Largest(nn.Module):
+    def forward(self, x):
+        return x.max(3).values.amax(2)
+
+
 @CAPTUM
 def test_what_captum_cannot_reach_is_named_with_the_gap():
     model, x = made(Reused, 3, 8, 8)
     (note,) = [one for one in DeepLIFT(model).explain(x[0], 1).notes if one.startswith("completeness")]
     assert "captum has no rule for gelu (1 x), relu (1 x) here, which keep their gradient" in note
+    largest = nn.Sequential(model.first, nn.RReLU(), Largest(), model.head)
+    (note,) = [one for one in DeepLIFT(largest).explain(x[0], 1).notes if one.startswith("completeness")]
+    assert "captum has no rule for amax (1 x), max (1 x), rrelu (1 x) here" in note
     exact, y = CASES["pooled"].make(dtype=torch.float64)
     (note,) = [one for one in DeepLIFT(exact).explain(y[0], 1).notes if one.startswith("completeness")]
     assert "no rule" not in note
@@ -388,6 +396,43 @@ def test_lrp_of_functions_in_place_is_that_of_modules():
 
     model, x = made(sequential, 3, 8, 8)
     assert_close(LRP(Functions(model)).attribute(x, 1), LRP(model).attribute(x, 1))
+
+
+@ZENNIT
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        (nn.LogSigmoid(), nn.functional.logsigmoid),
+        (nn.Hardtanh(0, 0.5), lambda y: y.clip(0, 0.5)),
+        (nn.AdaptiveMaxPool2d(1), lambda y: y.amax((2, 3), keepdim=True)),
+    ],
+)
+def test_lrp_has_a_rule_for_every_way_to_write_a_function(module, function):
+    class As(nn.Module):
+        def __init__(self, model, act):
+            super().__init__()
+            self.first, self.last, self.act = model[0], model[6], act
+
+        def forward(self, x):
+            return self.last(self.act(self.first(x)).mean((2, 3)).repeat(1, 5))
+
+    model, x = made(sequential, 3, 8, 8)
+    assert_close(LRP(As(model, function)).attribute(x, 1), LRP(As(model, module)).attribute(x, 1))
+
+
+@ZENNIT
+def test_lrp_of_what_is_enlarged_gives_each_cell_what_its_pixels_have():
+    class Larger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(36, 2, bias=False)
+
+        def forward(self, x):
+            return self.head(nn.functional.interpolate(x, scale_factor=3.0).flatten(1))
+
+    model, x = made(Larger, 1, 2, 2)
+    each = model.head.weight[1].detach().view(2, 3, 2, 3).sum((1, 3))
+    assert_close(LRP(model, epsilon=0.0).attribute(x, 1), x[:, 0] * each, rtol=1e-8)
 
 
 @ZENNIT

@@ -237,6 +237,21 @@ def test_a_result_says_which_relus_were_reached_and_what_is_none():
         "3 ReLUs were reached: relu x 2, relu6 x 1",
         "activations that are no ReLUs, through which the gradient is their own: gelu x 2, hardtanh x 1",
     )
+    others = (
+        F.logsigmoid,
+        F.hardshrink,
+        F.softshrink,
+        lambda y: y.clamp(-1, 1),
+        lambda y: y.clamp_max(2),
+        F.celu,
+        F.rrelu,
+    )
+    for other, name in zip(
+        others, ["log_sigmoid", "hardshrink", "softshrink", "clamp", "clamp_max", "celu", "rrelu"], strict=True
+    ):
+        assert notes(Act(lambda y, other=other: other(F.relu(y))), x)[1:] == (
+            f"activations that are no ReLUs, through which the gradient is their own: {name} x 1",
+        )
     assert notes(Flat(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), 24), x) == ("1 ReLUs were reached: relu x 1",)
 
 
