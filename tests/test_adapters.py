@@ -196,6 +196,37 @@ def test_a_faint_input_has_the_map_of_a_bright_one():
     assert_close(DeepLIFT(Loud(model, 1e20)).attribute(x * 1e-20, 1), expected)
 
 
+class Bent(nn.Module):
+    """f = 2 relu(x0) + x1²: the ReLU is complete, the square keeps its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        a, b = x.flatten(1).T
+        return torch.stack([a, 2 * self.relu(a) + b.square()], 1)
+
+
+X = torch.tensor([[[1.0, 3.0]]], dtype=torch.float64)
+
+
+@CAPTUM
+def test_how_far_deeplift_is_from_adding_up_by_hand():
+    # from (-1, 1): Δrelu/Δx = 1/2, so 2 · 1/2 · 2 = 2; of the square the gradient 6 · 2 = 12: 14, where f goes from 1 to 11
+    start = torch.tensor([[[-1.0, 1.0]]], dtype=torch.float64)
+    one = DeepLIFT(Bent(), baseline=start).explain(X, 1)
+    assert_close(torch.from_numpy(one.heat), torch.tensor([[2.0, 12.0]], dtype=torch.float64))
+    assert one.measures == {"completeness_gap": pytest.approx(4.0), "score_change": pytest.approx(10.0)}
+    # from 0: 2 + 6 · 3 = 20, where f goes from 0 to 11; of both the means
+    both = DeepLIFTSHAP(Bent(), baseline=[start, "zero"]).explain(X, 1)
+    assert both.measures == {"completeness_gap": pytest.approx((4 + 9) / 2), "score_change": pytest.approx(10.5)}
+    (note,) = [said for said in one.notes if said.startswith("completeness")]
+    assert (
+        "values add up to 14, the score less the baseline's is 10: the gap is +4, 40.00% of it; captum has no" in note
+    )
+
+
 # --- LIME and KernelSHAP
 
 
@@ -246,6 +277,15 @@ def test_kernelshap_comes_to_the_shapley_values():
     heat = KernelSHAP(Game(), samples=20000).attribute(x, 1)
     assert_close(heat.flatten(), values, atol=0.03, rtol=0)
     assert_close(heat.sum(), values.sum())
+
+
+@CAPTUM
+def test_kernelshap_is_complete_but_for_rounding_and_lime_does_not_say_so():
+    model = Bent()
+    one = KernelSHAP(model, cells=2, samples=10, baseline=["zero", -X]).explain(X, 1)
+    assert one.measures["score_change"] == pytest.approx((11 + 2) / 2)  # f is 11, 0 at 0, and 9 at -x
+    assert one.measures["completeness_gap"] == pytest.approx(0, abs=1e-12)
+    assert LIME(model, cells=2, samples=10).explain(X, 1).measures == {}
 
 
 @CAPTUM
@@ -378,6 +418,17 @@ def test_relevance_is_conserved_where_there_are_no_biases(composite):
     assert_close(tool.attribute(x, 1).sum((1, 2)), model(x)[:, 1].detach(), rtol=1e-8)
     (note,) = [one for one in tool.explain(x[0], 1).notes if one.startswith("conservation")]
     assert "0.00% of it" in note
+
+
+@ZENNIT
+def test_what_a_bias_keeps_of_the_relevance_by_hand():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2)).double()
+    model[1].weight.data[:], model[1].bias.data[:] = torch.tensor([[1.0, 1.0], [2.0, -1.0]]), torch.tensor([0.0, 5.0])
+    one = LRP(model, epsilon=0.0).explain(X, 1)
+    # z = 2 · 1 - 3 + 5 = 4: the pixels have 2/4 and -3/4 of 4, the bias keeps 5
+    assert_close(torch.from_numpy(one.heat), torch.tensor([[2.0, -3.0]], dtype=torch.float64), rtol=1e-8)
+    assert one.measures == {"conservation_gap": pytest.approx(-5.0), "output_relevance": pytest.approx(4.0)}
+    assert "the pixels' shares add up to -1, the output begins with 4: the gap is -5, 125.00% of it" in one.notes[-1]
 
 
 @ZENNIT

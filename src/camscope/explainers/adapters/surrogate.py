@@ -5,16 +5,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.adapters.base import AdapterExplainer, gap_in_words
+from camscope.explainers.adapters.base import AdapterExplainer
 from camscope.explainers.adapters.linear_fit import Fit, Fitted, explained, least_squares
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_number, expect_positive, expect_whole
@@ -62,13 +64,23 @@ class SurrogateExplainer(AdapterExplainer):
         runs = Runs(self, x, score)
         places, count = self._places(x)
         starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
-        made, notes = [], []
-        for sample in range(len(x)):
-            fitted = [self._fitted(runs, sample, start[sample], places, count) for start in starts]
+        made = []
+        every = [
+            [self._fitted(runs, sample, start[sample], places, count) for start in starts] for sample in range(len(x))
+        ]
+        for fitted in every:
             cells = torch.stack([one.cells for one in fitted]).mean(0).to(x.device)
             made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
-            notes.append(tuple(one.note for one in fitted))
-        return Maps(self.over_channels(torch.stack(made)[:, None]), own=tuple(notes))
+        return Maps(
+            self.over_channels(torch.stack(made)[:, None]),
+            own=tuple(tuple(one.note for one in fitted) for fitted in every),
+            measures={
+                name: torch.tensor(
+                    [fmean(one.measures[name] for one in fitted) for fitted in every], dtype=torch.float64
+                )
+                for name in every[0][0].measures
+            },
+        )
 
     def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> Fitted:
         """What captum's method makes of one sample and one baseline."""
@@ -160,7 +172,8 @@ class KernelSHAP(SurrogateExplainer):
     """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² where Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
 
     z: which cells are shown, all or none among them; k: the Shapley kernel, by which the others are drawn. The sum holds
-    exactly; captum's own fit has it by weights of a million. Where the samples do not determine the cells, the least φ.
+    but for rounding, `completeness_gap` in the result's `measures`; captum's own fit has it by weights of a million. Where
+    the samples do not determine the cells, the least φ.
     """
 
     name, paper = "kernelshap", "arXiv:1705.07874"
@@ -188,8 +201,10 @@ class KernelSHAP(SurrogateExplainer):
         even = torch.full_like(y, 1 / max(1, len(y)))
         target = scores[2:] - even @ scores[2:]
         words = explained(len(scores), count, y - rows @ rest, target, even, determined=rank == count - 1)
-        total = gap_in_words(float(cells.sum()), "the score less the baseline's", float(change))
-        return Fitted(cells, f"{words}; {total}")
+        total, expected = float(cells.sum()), float(change)
+        gap = gap_in_words("the cells", total, "the score less the baseline's is", expected)
+        measures = {"completeness_gap": total - expected, "score_change": expected}
+        return Fitted(cells, f"{words}; completeness: {gap}", measures)
 
 
 def grid(size: Sequence[int], cells: int) -> Tensor:
