@@ -10,11 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from camscope import LIME, LRP, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP
+from camscope import LIME, LRP, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
 from camscope.errors import InputError, MissingExtraError, ModelError
 from nets import CASES, Flat, Pooled, Residual, conv
 from untouched import untouched
@@ -254,6 +255,24 @@ def test_of_a_sum_over_cells_each_has_its_term(method):
     by_grid = method(model, cells=3, samples=80, **settings).attribute(x, 1)
     blocks = terms.view(2, 3, 2, 3, 3).sum((2, 4)).repeat_interleave(2, 1).repeat_interleave(3, 2)
     assert_close(by_grid, blocks, atol=1e-12)
+
+
+@CAPTUM
+@pytest.mark.parametrize("method", [LIME, KernelSHAP])
+def test_segments_are_whatever_segment_ablation_takes(method):
+    pytest.importorskip("skimage")
+    model, x = made(Terms, 3, 8, 8)
+    x[0, 0, :, 4:], x[1, 1, 4:] = 20, 20  # each picture has its own superpixels
+    labels = torch.stack([SegmentAblation(model, segments=4).labels(one) for one in x])
+    assert not torch.equal(labels[0], labels[1])
+    settings = {"alpha": 0.0} if method is LIME else {}
+    found = method(model, segments=np.int64(4), samples=20, **settings).attribute(x, 1)
+    for i, one in enumerate(x):
+        for given in (labels[i], labels[i].numpy(), lambda x, i=i: labels[i]):
+            tool = method(model, segments=given, samples=20, **settings)
+            assert torch.equal(tool.attribute(one[None], 1)[0], found[i])
+        lost = SegmentAblation(model, segments=labels[i]).attribute(one[None], 1)
+        assert_close(found[i], lost[0], atol=1e-12)  # the score is a sum of terms
 
 
 class Game(nn.Module):
@@ -500,8 +519,14 @@ def test_wrong_settings_are_refused():
     model, x = CASES["pooled"].make()
     with pytest.raises(InputError, match="pass a list of two at least, or one to deeplift"):
         DeepLIFTSHAP(model, baseline="zero")
-    with pytest.raises(InputError, match=r"segments: torch\.int64 \(2, 2\) came; expected .* \(16, 12\)"):
+    with pytest.raises(InputError, match=r"the segments are int64 \(2, 2\); expected .* input, \(16, 12\)"):
         LIME(model, segments=torch.zeros(2, 2, dtype=torch.long)).attribute(x, 1)
+    with pytest.raises(InputError, match=r"^segments=0: expected a whole number, 1 or more or None"):
+        KernelSHAP(model, segments=0)
+    with pytest.raises(
+        InputError, match=r"^channels='max': lime has one number a cell, not one a channel; leave it out"
+    ):
+        LIME(model, channels="max")
     with pytest.raises(InputError, match="compares cells, and there is one only"):
         KernelSHAP(model, cells=1).attribute(x, 1)
     with pytest.raises(InputError, match=r"samples=1: .* expected 3 or more"):

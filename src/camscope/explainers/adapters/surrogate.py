@@ -20,6 +20,7 @@ from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_number, expect_positive, expect_whole
+from camscope.explainers.segments import Segments, expect_segments, labels_of, parts_of_grid
 from camscope.targets import Score
 
 Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
@@ -29,15 +30,16 @@ Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells
 class SurrogateExplainer(AdapterExplainer):
     """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
 
-    `cells`: so many along each axis, or fewer where an axis is shorter. `segments`: their place, a tensor (*S) of whole
-    numbers, such as superpixels. `samples`: versions of the image with cells shown at random, all others filled by
-    `baseline` (see `baselines.filled`; of several the map is the mean). captum draws which, from `seed`, and weighs them;
-    they run as many at a time as fit into memory, and the model is fitted in float64.
+    `cells`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
+    superpixels, a label map, or what makes one: see `segments.labels_of`. `samples`: versions of the image with cells
+    shown at random, all others filled by `baseline` (see `baselines.filled`; of several the map is the mean). captum draws
+    which, from `seed`, and weighs them; they run as many at a time as fit into memory, and the model is fitted in float64.
+    A cell is hidden in all channels and has one number: `channels` has nothing to choose.
     """
 
     _: KW_ONLY
     cells: int = 7
-    segments: Tensor | None = None
+    segments: Segments | None = None
     samples: int = 500
     baseline: Baseline | Sequence[Baseline] = "zero"
     seed: int = 0
@@ -48,6 +50,11 @@ class SurrogateExplainer(AdapterExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(cells=self.cells, samples=self.samples)
+        expect_segments(None, segments=self.segments)
+        if self.channels != "sum":
+            raise InputError(
+                f"channels={self.channels!r}: {self.name} has one number a cell, not one a channel; leave it out"
+            )
         several(self.baseline)
         expect_whole(seed=self.seed)
 
@@ -62,17 +69,16 @@ class SurrogateExplainer(AdapterExplainer):
     def attributed(self, x: Tensor, score: Score) -> Maps:
         """The mean over the baselines; how well the linear model fits is in each sample's notes."""
         runs = Runs(self, x, score)
-        places, count = self._places(x)
         starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
-        made = []
-        every = [
-            [self._fitted(runs, sample, start[sample], places, count) for start in starts] for sample in range(len(x))
-        ]
-        for fitted in every:
+        made, every = [], []
+        for sample in range(len(x)):
+            places, count = self._places(x[sample])
+            fitted = [self._fitted(runs, sample, start[sample], places, count) for start in starts]
             cells = torch.stack([one.cells for one in fitted]).mean(0).to(x.device)
             made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
+            every.append(fitted)
         return Maps(
-            self.over_channels(torch.stack(made)[:, None]),
+            torch.stack(made),
             own=tuple(tuple(one.note for one in fitted) for fitted in every),
             measures={
                 name: torch.tensor(
@@ -115,14 +121,12 @@ class SurrogateExplainer(AdapterExplainer):
         return fit.fitted
 
     def _places(self, x: Tensor) -> tuple[Tensor, int]:
-        """(*S): the number of each pixel's cell, from 0 on, and how many there are."""
-        size = tuple(x.shape[2:])
-        given = grid(size, self.cells) if self.segments is None else torch.as_tensor(self.segments)
-        if given.shape != size or given.is_floating_point() or given.is_complex():
-            raise InputError(
-                f"segments: {given.dtype} {tuple(given.shape)} came; expected a whole number for each pixel, {size}"
-            )
-        numbers, places = given.to(x.device).unique(return_inverse=True)
+        """(C,*S) -> (*S): the number of each pixel's cell, from 0 on, and how many there are."""
+        if self.segments is None:
+            labels = parts_of_grid(x.shape[1:], [min(self.cells, length) for length in x.shape[1:]], x.device)
+        else:
+            labels = labels_of(self.segments, x)
+        numbers, places = labels.unique(return_inverse=True)
         if len(numbers) < 2:
             raise InputError(f"{self.name} compares cells, and there is one only: pass more cells, or segments")
         return places, len(numbers)
@@ -205,16 +209,6 @@ class KernelSHAP(SurrogateExplainer):
         gap = gap_in_words("the cells", total, "the score less the baseline's is", expected)
         measures = {"completeness_gap": total - expected, "score_change": expected}
         return Fitted(cells, f"{words}; completeness: {gap}", measures)
-
-
-def grid(size: Sequence[int], cells: int) -> Tensor:
-    """(*S): the number of each pixel's cell, so many along each axis, or each pixel its own on a shorter one."""
-    numbers = torch.zeros(tuple(size), dtype=torch.long)
-    for axis, length in enumerate(size):
-        along = min(cells, length)
-        places = torch.arange(length) * along // length
-        numbers = numbers * along + places.view(-1, *[1] * (len(size) - 1 - axis))
-    return numbers
 
 
 _drawing = threading.Lock()
