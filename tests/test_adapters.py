@@ -10,11 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from camscope import LIME, LRP, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP
+from camscope import LIME, LRP, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
 from camscope.errors import InputError, MissingExtraError, ModelError
 from nets import CASES, Flat, Pooled, Residual, conv
 from untouched import untouched
@@ -161,11 +162,19 @@ class Reused(nn.Module):
         return self.head(self.gelu(torch.relu(self.first(x))).mean((2, 3)))
 
 
+class Largest(nn.Module):
+    def forward(self, x):
+        return x.max(3).values.amax(2)
+
+
 @CAPTUM
 def test_what_captum_cannot_reach_is_named_with_the_gap():
     model, x = made(Reused, 3, 8, 8)
     (note,) = [one for one in DeepLIFT(model).explain(x[0], 1).notes if one.startswith("completeness")]
     assert "captum has no rule for gelu (1 x), relu (1 x) here, which keep their gradient" in note
+    largest = nn.Sequential(model.first, nn.RReLU(), Largest(), model.head)
+    (note,) = [one for one in DeepLIFT(largest).explain(x[0], 1).notes if one.startswith("completeness")]
+    assert "captum has no rule for amax (1 x), max (1 x), rrelu (1 x) here" in note
     exact, y = CASES["pooled"].make(dtype=torch.float64)
     (note,) = [one for one in DeepLIFT(exact).explain(y[0], 1).notes if one.startswith("completeness")]
     assert "no rule" not in note
@@ -186,6 +195,37 @@ def test_a_faint_input_has_the_map_of_a_bright_one():
     model, x = CASES["pooled"].make(dtype=torch.float64)
     expected = DeepLIFT(model).attribute(x, 1)
     assert_close(DeepLIFT(Loud(model, 1e20)).attribute(x * 1e-20, 1), expected)
+
+
+class Bent(nn.Module):
+    """f = 2 relu(x0) + x1²: the ReLU is complete, the square keeps its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        a, b = x.flatten(1).T
+        return torch.stack([a, 2 * self.relu(a) + b.square()], 1)
+
+
+X = torch.tensor([[[1.0, 3.0]]], dtype=torch.float64)
+
+
+@CAPTUM
+def test_how_far_deeplift_is_from_adding_up_by_hand():
+    # from (-1, 1): Δrelu/Δx = 1/2, so 2 · 1/2 · 2 = 2; of the square the gradient 6 · 2 = 12: 14, where f goes from 1 to 11
+    start = torch.tensor([[[-1.0, 1.0]]], dtype=torch.float64)
+    one = DeepLIFT(Bent(), baseline=start).explain(X, 1)
+    assert_close(torch.from_numpy(one.heat), torch.tensor([[2.0, 12.0]], dtype=torch.float64))
+    assert one.measures == {"completeness_gap": pytest.approx(4.0), "score_change": pytest.approx(10.0)}
+    # from 0: 2 + 6 · 3 = 20, where f goes from 0 to 11; of both the means
+    both = DeepLIFTSHAP(Bent(), background=[start, "zero"]).explain(X, 1)
+    assert both.measures == {"completeness_gap": pytest.approx((4 + 9) / 2), "score_change": pytest.approx(10.5)}
+    (note,) = [said for said in one.notes if said.startswith("completeness")]
+    assert (
+        "values add up to 14, the score less the baseline's is 10: the gap is +4, 40.00% of it; captum has no" in note
+    )
 
 
 # --- LIME and KernelSHAP
@@ -217,6 +257,24 @@ def test_of_a_sum_over_cells_each_has_its_term(method):
     assert_close(by_grid, blocks, atol=1e-12)
 
 
+@CAPTUM
+@pytest.mark.parametrize("method", [LIME, KernelSHAP])
+def test_segments_are_whatever_segment_ablation_takes(method):
+    pytest.importorskip("skimage")
+    model, x = made(Terms, 3, 8, 8)
+    x[0, 0, :, 4:], x[1, 1, 4:] = 20, 20  # each picture has its own superpixels
+    labels = torch.stack([SegmentAblation(model, segments=4).labels(one) for one in x])
+    assert not torch.equal(labels[0], labels[1])
+    settings = {"alpha": 0.0} if method is LIME else {}
+    found = method(model, segments=np.int64(4), samples=20, **settings).attribute(x, 1)
+    for i, one in enumerate(x):
+        for given in (labels[i], labels[i].numpy(), lambda x, i=i: labels[i]):
+            tool = method(model, segments=given, samples=20, **settings)
+            assert torch.equal(tool.attribute(one[None], 1)[0], found[i])
+        lost = SegmentAblation(model, segments=labels[i]).attribute(one[None], 1)
+        assert_close(found[i], lost[0], atol=1e-12)  # the score is a sum of terms
+
+
 class Game(nn.Module):
     """A score of four cells that is no sum: x0 x1 + 2 x2 - x1 x2 x3."""
 
@@ -238,6 +296,15 @@ def test_kernelshap_comes_to_the_shapley_values():
     heat = KernelSHAP(Game(), samples=20000).attribute(x, 1)
     assert_close(heat.flatten(), values, atol=0.03, rtol=0)
     assert_close(heat.sum(), values.sum())
+
+
+@CAPTUM
+def test_kernelshap_is_complete_but_for_rounding_and_lime_does_not_say_so():
+    model = Bent()
+    one = KernelSHAP(model, cells=2, samples=10, baseline=["zero", -X]).explain(X, 1)
+    assert one.measures["score_change"] == pytest.approx((11 + 2) / 2)  # f is 11, 0 at 0, and 9 at -x
+    assert one.measures["completeness_gap"] == pytest.approx(0, abs=1e-12)
+    assert LIME(model, cells=2, samples=10).explain(X, 1).measures == {}
 
 
 @CAPTUM
@@ -373,6 +440,17 @@ def test_relevance_is_conserved_where_there_are_no_biases(composite):
 
 
 @ZENNIT
+def test_what_a_bias_keeps_of_the_relevance_by_hand():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2)).double()
+    model[1].weight.data[:], model[1].bias.data[:] = torch.tensor([[1.0, 1.0], [2.0, -1.0]]), torch.tensor([0.0, 5.0])
+    one = LRP(model, epsilon=0.0).explain(X, 1)
+    # z = 2 · 1 - 3 + 5 = 4: the pixels have 2/4 and -3/4 of 4, the bias keeps 5
+    assert_close(torch.from_numpy(one.heat), torch.tensor([[2.0, -3.0]], dtype=torch.float64), rtol=1e-8)
+    assert one.measures == {"conservation_gap": pytest.approx(-5.0), "output_relevance": pytest.approx(4.0)}
+    assert "the pixels' shares add up to -1, the output begins with 4: the gap is -5, 125.00% of it" in one.notes[-1]
+
+
+@ZENNIT
 def test_lrp_of_functions_in_place_is_that_of_modules():
     class Functions(nn.Module):
         def __init__(self, parts):
@@ -391,6 +469,43 @@ def test_lrp_of_functions_in_place_is_that_of_modules():
 
 
 @ZENNIT
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        (nn.LogSigmoid(), nn.functional.logsigmoid),
+        (nn.Hardtanh(0, 0.5), lambda y: y.clip(0, 0.5)),
+        (nn.AdaptiveMaxPool2d(1), lambda y: y.amax((2, 3), keepdim=True)),
+    ],
+)
+def test_lrp_has_a_rule_for_every_way_to_write_a_function(module, function):
+    class As(nn.Module):
+        def __init__(self, model, act):
+            super().__init__()
+            self.first, self.last, self.act = model[0], model[6], act
+
+        def forward(self, x):
+            return self.last(self.act(self.first(x)).mean((2, 3)).repeat(1, 5))
+
+    model, x = made(sequential, 3, 8, 8)
+    assert_close(LRP(As(model, function)).attribute(x, 1), LRP(As(model, module)).attribute(x, 1))
+
+
+@ZENNIT
+def test_lrp_of_what_is_enlarged_gives_each_cell_what_its_pixels_have():
+    class Larger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(36, 2, bias=False)
+
+        def forward(self, x):
+            return self.head(nn.functional.interpolate(x, scale_factor=3.0).flatten(1))
+
+    model, x = made(Larger, 1, 2, 2)
+    each = model.head.weight[1].detach().view(2, 3, 2, 3).sum((1, 3))
+    assert_close(LRP(model, epsilon=0.0).attribute(x, 1), x[:, 0] * each, rtol=1e-8)
+
+
+@ZENNIT
 def test_a_batch_norm_that_follows_no_layer_is_named():
     model, x = made(lambda: Pooled(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 6, 3), nn.ReLU()), 6), 3, 8, 8)
     assert any("hand relevance on as it is: features.0" in note for note in LRP(model).explain(x[0], 1).notes)
@@ -404,8 +519,10 @@ def test_wrong_settings_are_refused():
     model, x = CASES["pooled"].make()
     with pytest.raises(InputError, match="background holds one input: deepliftshap is a mean over several"):
         DeepLIFTSHAP(model, background=["zero"])
-    with pytest.raises(InputError, match=r"segments: torch\.int64 \(2, 2\) came; expected .* \(16, 12\)"):
+    with pytest.raises(InputError, match=r"the segments are int64 \(2, 2\); expected .* input, \(16, 12\)"):
         LIME(model, segments=torch.zeros(2, 2, dtype=torch.long)).attribute(x, 1)
+    with pytest.raises(InputError, match=r"^segments=0: expected a whole number, 1 or more or None"):
+        KernelSHAP(model, segments=0)
     with pytest.raises(InputError, match="compares cells, and there is one only"):
         KernelSHAP(model, cells=1).attribute(x, 1)
     with pytest.raises(InputError, match=r"samples=1: .* expected 3 or more"):

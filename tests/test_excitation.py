@@ -273,6 +273,35 @@ def test_what_may_be_negative_is_said():
     assert ExcitationBackprop(model, "features").explain(x, 1).notes == ()
 
 
+BELOW_ZERO = {  # by the floor that is asked for
+    "relu6": (nn.ReLU6(), False),
+    "hardtanh from 0": (nn.Hardtanh(0, 6), False),
+    "hardtanh": (nn.Hardtanh(), True),
+    "a function from 0": (lambda y: F.hardtanh(y, 0.0, 6.0), False),
+    "clamp": (lambda y: y.clamp(-1, 1), True),
+    "clamp from 0": (lambda y: y.clamp(0, 1), False),
+    "clamp from tensors": (lambda y: torch.clamp(y, min=torch.tensor(0.5)), False),
+    "clip by name": (lambda y: torch.clip(y, min=0.0), False),
+    "only from above": (lambda y: y.clamp(max=1), True),
+    "threshold": (nn.Threshold(0.5, 0.1), False),
+    "threshold below 0": (nn.Threshold(-0.5, 0.1), True),
+    "value below 0": (lambda y: F.threshold(y, 0.5, value=-1.0), True),
+    "softsign": (F.softsign, True),
+    "logsigmoid": (nn.LogSigmoid(), True),
+    "softplus": (nn.Softplus(), False),
+}
+
+
+@pytest.mark.parametrize("act", BELOW_ZERO)
+def test_which_activations_may_be_negative_depends_on_their_floor(act):
+    function, signed = BELOW_ZERO[act]
+    model, x = inner()
+    said = (
+        ExcitationBackprop(Written(model, lambda last, y: last(function(y)).relu()), "features").explain(x[0], 1).notes
+    )
+    assert any("may be negative" in note for note in said) is signed
+
+
 def test_a_class_that_nothing_excites_has_no_map_and_says_so():
     model = Flat(nn.ReLU(), 12)
     model.head.weight.data[1] = -1.0

@@ -156,7 +156,8 @@ ON_ARRAYS = {
     "concepts.py",
     "fusion.py",
     "inputs.py",
-}  # what makes or reads finished explanations
+    "segments.py",
+}  # what makes or reads finished explanations, or what another package makes of a picture
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "explainers").glob("*.py")), ids=lambda path: path.name)

@@ -22,7 +22,10 @@ from camscope.explainers import (
     VarGrad,
 )
 from camscope.explainers.grids import on_grid
+from camscope.explainers.perturbations.base import PerturbationExplainer
+from camscope.explainers.pixels import PixelExplainer
 from nets import CASES, Flat
+from tools import explainer, looks_at_layers
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -234,6 +237,21 @@ def test_a_result_says_which_relus_were_reached_and_what_is_none():
         "3 ReLUs were reached: relu x 2, relu6 x 1",
         "activations that are no ReLUs, through which the gradient is their own: gelu x 2, hardtanh x 1",
     )
+    others = (
+        F.logsigmoid,
+        F.hardshrink,
+        F.softshrink,
+        lambda y: y.clamp(-1, 1),
+        lambda y: y.clamp_max(2),
+        F.celu,
+        F.rrelu,
+    )
+    for other, name in zip(
+        others, ["log_sigmoid", "hardshrink", "softshrink", "clamp", "clamp_max", "celu", "rrelu"], strict=True
+    ):
+        assert notes(Act(lambda y, other=other: other(F.relu(y))), x)[1:] == (
+            f"activations that are no ReLUs, through which the gradient is their own: {name} x 1",
+        )
     assert notes(Flat(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), 24), x) == ("1 ReLUs were reached: relu x 1",)
 
 
@@ -255,17 +273,53 @@ def test_without_a_relu_it_is_an_error_and_not_the_plain_gradient(method, act):
         method(Act(act)).attribute(x, 0)
 
 
-def test_a_model_that_turns_gradients_off_on_its_way_gets_the_same_map():
-    model, x = CASES["pooled"].make()
-    first, second = model.features[:2], model.features[2:]
+class SwitchesOff(nn.Module):
+    """`Pooled`, with its gradients off in a part, from somewhere on, or beside what has them: a constant is added there."""
 
-    class Off(nn.Module):
-        def forward(self, x):
+    def __init__(self, model, way):
+        super().__init__()
+        self.first, self.second, self.head = model.features[:2], model.features[2:], model.head
+        self.way, self.beside = way, 0.0
+
+    def forward(self, x):
+        if self.way == "for good":
+            torch.set_grad_enabled(False)
+        with torch.set_grad_enabled(self.way != "in a part" and torch.is_grad_enabled()):
+            y = self.first(x)
+        z = self.second(y).flatten(2).mean(2)
+        if self.way == "beside":
             with torch.no_grad():
-                y = first(x)
-            return model.head(second(y).flatten(2).mean(2))
+                self.beside = self.second(y).flatten(2).mean(2)
+        return self.head(z + self.beside)
 
-    assert torch.equal(GuidedBackprop(Off()).attribute(x, 1), GuidedBackprop(model).attribute(x, 1))
+
+AT_THE_INPUT = [
+    name
+    for name, kind in METHODS.items()
+    if kind.backwards != "0" and issubclass(kind, PixelExplainer | PerturbationExplainer) and not looks_at_layers(name)
+]
+
+
+@pytest.mark.parametrize("way", ["in a part", "for good"])
+@pytest.mark.parametrize("method", AT_THE_INPUT)
+def test_a_model_that_turns_gradients_off_on_its_way_gets_the_same_map(method, way):
+    model, x = CASES["pooled"].make(dtype=torch.float64)
+    right = explainer(method, SwitchesOff(model, ""), None).attribute(x, 1)
+    with untouched(model, x):
+        found = explainer(method, SwitchesOff(model, way), None).attribute(x, 1)
+    assert torch.is_grad_enabled()
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("method", ["saliency", "inputxgradient", "deeplift", "lrp"])
+def test_what_is_worked_out_without_gradients_beside_what_has_them_is_a_constant(method):
+    if method not in METHODS:
+        pytest.skip("of an extra that is not installed")
+    model, x = CASES["pooled"].make(1, dtype=torch.float64)
+    known = SwitchesOff(model, "")
+    known.beside = known.second(known.first(x)).flatten(2).mean(2).detach()
+    found = explainer(method, SwitchesOff(model, "beside"), None).attribute(x, 1)
+    torch.testing.assert_close(found, explainer(method, known, None).attribute(x, 1), rtol=1e-12, atol=1e-15)
 
 
 def test_guided_grad_cam_is_the_product_and_says_its_layer():

@@ -223,6 +223,31 @@ def test_tiny_differences_are_not_divided_by_their_rounding(contributions):
     assert_same(found, exact.float(), 1e-4)
 
 
+@pytest.mark.parametrize("act", [F.rrelu, F.logsigmoid, lambda y: y.clip(-0.1, 0.1)])
+def test_every_activation_passes_on_what_its_output_changes_by(act):
+    y = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    with Rescale() as rule:
+        rule.begin()
+        start = act(torch.zeros_like(y))
+        rule.follow()
+        (multiplier,) = torch.autograd.grad(act(y).sum(), y)
+    assert_same((multiplier * y).detach(), (act(y) - start).detach())
+
+
+def test_an_activation_that_draws_is_run_once_and_keeps_its_gradient():
+    y = torch.randn(2, 50, dtype=torch.float64, requires_grad=True)
+    with Rescale() as rule:
+        rule.begin()
+        F.rrelu(torch.zeros_like(y), training=True)
+        rule.follow()
+        torch.manual_seed(0)
+        out = F.rrelu(y, training=True)
+        (multiplier,) = torch.autograd.grad(out.sum(), y)
+    torch.manual_seed(0)
+    assert torch.equal(out, F.rrelu(y, training=True))
+    assert_same((multiplier * y).detach(), out.detach())
+
+
 def test_the_rule_acts_in_one_thread_and_is_gone_afterwards():
     model, x = plain()
     y = model.before(x).detach().requires_grad_()

@@ -106,6 +106,13 @@ def test_occlusions_usual_window_is_a_seventh_and_its_step_half_of_that():
     assert Occlusion(model).explain(x[0], 1).notes[0] == "130 windows of 4 x 3 pixels"
 
 
+def test_a_window_may_be_counted_by_numpy():
+    model, x, _ = linear(1, 9, 6)
+    for given, meant in ((np.int64(4), 4), ((np.int64(4), 4), 4), ([np.uint8(4), np.int32(3)], (4, 3))):
+        expected = Occlusion(model, window=meant, stride=2).attribute(x, 1)
+        assert torch.equal(Occlusion(model, window=given, stride=np.int64(2)).attribute(x, 1), expected)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -113,6 +120,8 @@ def test_occlusions_usual_window_is_a_seventh_and_its_step_half_of_that():
         ({"window": (2, 2, 2)}, "one for each of the input's 2 axes"),
         ({"window": 0}, "^window=0: expected a whole number, 1 or more"),
         ({"stride": (1, 0)}, "^stride=0: expected a whole number, 1 or more"),
+        ({"window": (4, None)}, "^window=None: expected a whole number, 1 or more$"),
+        ({"window": np.array([4, 4])}, r"^window=array\(\[4, 4\]\): expected a whole number, 1 or more or None$"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(settings, message):

@@ -250,6 +250,27 @@ def test_settings_of_another_kind_are_refused_at_once_and_by_name(method):
                 explainer(method, model, case.layer, **{field.name: value})
 
 
+def by_numpy(value):
+    """The same numbers, as NumPy has them."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(by_numpy, value))
+    kinds = {int: np.int64, float: np.float64}
+    return kinds[type(value)](value) if type(value) in kinds else value
+
+
+@EVERY_METHOD
+def test_numbers_of_numpy_are_numbers(method):
+    case = residual_or_plainer(method)
+    model, x = case.make()
+    known = explainer(method, model, case.layer)
+    settings = {field.name: getattr(known, field.name) for field in fields(known) if field.name != "layers"}
+    numbers = {name: given for name, value in settings.items() if repr(given := by_numpy(value)) != repr(value)}
+    tool = explainer(method, model, case.layer, **numbers)
+    assert all(repr(getattr(tool, name)) == repr(getattr(known, name)) for name in numbers)
+    if numbers:
+        assert torch.equal(tool.attribute(x, 1), known.attribute(x, 1))
+
+
 @EVERY_METHOD
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
     case = residual_or_plainer(method)

@@ -1,5 +1,6 @@
 """Method: what every method has: its settings, its facts, and the map that it makes of one input."""
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -49,6 +50,8 @@ class Method(ABC):
     runs_rest: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            setattr(self, name, _plain(value))
         expect_one_of("mode", self.mode, "eval", "as_is")
         expect_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
         expect_one_of("precision", self.precision, None, "bf16")
@@ -111,6 +114,17 @@ class Method(ABC):
         changed = {name: value for name, value in self.parameters.items() if getattr(self, name) is not usual[name]}
         settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
+
+
+def _plain(value: Any) -> Any:
+    """A number of another library, such as NumPy's, as Python's own, which PyTorch and a file take; in a list, too."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if type(value) in (list, tuple) and any(isinstance(one, numbers.Real) for one in value):
+        return type(value)(map(_plain, value))
+    return value
 
 
 def _told(value: Any) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from camscope.hooks.graph import hidden_in, kind_of_step, steps
+from camscope.hooks.vocabulary import ACTIVATIONS
 
 Rule = Literal["guided", "deconvnet"]
 
@@ -19,14 +20,9 @@ FLOORS = {
     "Clamp": "_saved_min",
     "ClampMin": "_saved_min",
 }
-OTHERS = {
-    "LeakyRelu": "leaky_relu",
-    "PreluKernel": "prelu",
-    "RreluWithNoise": "rrelu",
-    "Maximum": "maximum",
-    **{kind: kind.lower() for kind in ("Elu", "Celu", "Gelu", "Silu", "Mish", "Hardswish", "Softplus", "Glu")},
-    **{kind: kind.lower() for kind in ("Hardtanh", "Hardsigmoid", "Tanh", "Sigmoid")},
-}
+# what steps are called is what functions are, but for these
+OTHERS = {"".join(word.capitalize() for word in name.split("_")): name for name in ACTIVATIONS}
+OTHERS |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "Maximum": "maximum", "Glu": "glu"}
 
 
 @dataclass

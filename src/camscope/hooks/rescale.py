@@ -8,37 +8,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from camscope.hooks.calls import Calls, name_of
+from camscope.hooks.vocabulary import ACTIVATIONS, ARITHMETIC
 
-ELEMENTWISE = frozenset(
-    {
-        *("relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu", "gelu", "silu", "mish", "threshold"),
-        *(
-            "sigmoid",
-            "logsigmoid",
-            "log_sigmoid",
-            "hardsigmoid",
-            "hardswish",
-            "tanh",
-            "hardtanh",
-            "tanhshrink",
-            "softplus",
-        ),
-        *(
-            "softsign",
-            "softshrink",
-            "hardshrink",
-            "clamp",
-            "clamp_min",
-            "clamp_max",
-            "clip",
-            "abs",
-            "square",
-            "pow",
-            "sqrt",
-        ),
-        *("rsqrt", "exp", "log", "erf", "reciprocal"),
-    }
-)
+ELEMENTWISE = ACTIVATIONS | ARITHMETIC
 
 
 class Rescale(Calls):
@@ -77,7 +49,8 @@ class Rescale(Calls):
         name, more = name_of(func), dict(named)
         first = args[0] if args else more.pop("input", None)
         several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *more.values()))
-        if name not in ELEMENTWISE or several or not isinstance(first, Tensor):
+        drawn = name == "rrelu" and (more.get("training") or True in args[3:])  # anew each time
+        if name not in ELEMENTWISE or several or drawn or not isinstance(first, Tensor):
             return func(*args, **named)
         return self._elementwise(name, first, lambda z: func(z, *args[1:], **more))
 

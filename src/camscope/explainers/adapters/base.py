@@ -53,14 +53,6 @@ def with_gradients(score: Score, attempt: Callable[[], T | None]) -> T:
     )
 
 
-def gap_in_words(total: float, what: str, expected: float) -> str:
-    """How far contributions are from adding up to what they should."""
-    share = f", {abs(total - expected) / abs(expected):.2%} of it" if expected else ""
-    return (
-        f"the contributions add up to {total:.4g}, {what} is {expected:.4g}; the gap is {total - expected:+.2g}{share}"
-    )
-
-
 def expect_the_same_score(score: Score, sample: int, found: Tensor, expected: Tensor) -> None:
     """A ModelError where the copy of a model that a package works on has another answer than the model itself."""
     scale = expected.abs() if score.logits is None else torch.maximum(expected.abs(), score.logits[sample].abs().amax())

@@ -4,21 +4,22 @@ import copy
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, gap_in_words, with_gradients
+from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.adapters.unruled import Unruled
 from camscope.explainers.adapters.windows import laid_out
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import WithBackground, WithBaseline, starts
+from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import Runs
@@ -26,15 +27,27 @@ from camscope.explainers.scope import checked_finite
 from camscope.targets import Score, full_precision
 
 
+class Against(NamedTuple):
+    """What each pixel and channel (C,*S) adds to the score against a baseline, and the score's change ().
+
+    `flat`: whether all multipliers are 0.
+    """
+
+    values: Tensor
+    change: Tensor
+    flat: bool
+    said: tuple[str, ...]
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class Lifted(AdapterExplainer, PixelExplainer):
     """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `starts`.
 
     m: the gradient in which ReLU, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass on Δout/Δin, by
-    captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a note names it,
-    and how far the map is from adding up to f(x) - f(x'). captum works on a copy of the modules, one image and one x' at
-    a time; there a module that runs several times is several, what a rule is for is a tensor of its own, and windows of
-    a pooling do not overlap, all of which captum's hooks need.
+    captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a note names it, and
+    how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and `score_change`. captum works
+    on a copy of the modules, one image and one x' at a time; there a module that runs several times is several, what
+    a rule is for is a tensor of its own, and windows of a pooling do not overlap, all of which captum's hooks need.
     """
 
     package: ClassVar[str] = "captum"
@@ -50,27 +63,35 @@ class Lifted(AdapterExplainer, PixelExplainer):
         return ()
 
     def attributed(self, x: Tensor, score: Score) -> Maps:
-        """The mean over the baselines; the completeness gap of each sample is in its notes."""
+        """The mean over the baselines, and how far it is from being complete."""
         with observed(score.model) as seen:
             runs = Runs(self, x, score)
         starts = self.starts(x)
-        made, flat, notes = [], [], []
-        for sample in range(len(x)):
-            parts, said = list[Tensor](), [*self.said]
-            with runs.counted(sample, len(starts)) as advance:
-                for start in starts:
-                    part, multipliers, words = self._against(runs, seen, sample, start[sample])
-                    parts.append(part)
-                    said.append(words)
-                    flat.append(not bool(multipliers.any()))
-                    advance(1)
-            made.append(torch.stack(parts).mean(0))
-            notes.append(tuple(said))
-        zero = torch.tensor(flat, device=x.device).view(len(x), -1).all(1)
-        return Maps(self.over_channels(torch.stack(made)), zero_gradient=zero, own=tuple(notes))
+        every = [self._mean(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
+        values, changes = torch.stack([one.values for one in every]), torch.stack([one.change for one in every])
+        return Maps(
+            self.over_channels(values),
+            zero_gradient=torch.tensor([one.flat for one in every], device=x.device),
+            own=tuple((*self.said, *one.said) for one in every),
+            measures={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
+        )
 
-    def _against(self, runs: Runs, seen: Seen, sample: int, start: Tensor) -> tuple[Tensor, Tensor, str]:
-        """Contributions (C,*S) against one baseline, the multipliers (C,*S), and how far the former add up."""
+    def _mean(self, runs: Runs, seen: Seen, sample: int, starts: Sequence[Tensor]) -> Against:
+        """Of one sample over the baselines (C,*S)."""
+        each = list[Against]()
+        with runs.counted(sample, len(starts)) as advance:
+            for start in starts:
+                each.append(self._against(runs, seen, sample, start))
+                advance(1)
+        return Against(
+            torch.stack([one.values for one in each]).mean(0),
+            torch.stack([one.change for one in each]).mean(),
+            all(one.flat for one in each),
+            tuple(said for one in each for said in one.said),
+        )
+
+    def _against(self, runs: Runs, seen: Seen, sample: int, start: Tensor) -> Against:
+        """One sample against one baseline (C,*S)."""
         asked, rest = _Asked(runs.score, seen, sample), Unruled()
         rest.watch(asked)
         multipliers = full_precision(
@@ -81,8 +102,11 @@ class Lifted(AdapterExplainer, PixelExplainer):
         if self.mode == "eval":
             expect_the_same_score(runs.score, sample, value, runs.values[sample])
         found = multipliers * (full_precision(runs.x[sample]) - full_precision(start))
-        words = gap_in_words(float(found.sum()), "the score less the baseline's", float(value - reference))
-        return found, multipliers, f"completeness: {words}{rest.in_words()}"
+        change = value.double() - reference.double()
+        words = gap_in_words(
+            "the pixels' values", float(found.sum()), "the score less the baseline's is", float(change)
+        )
+        return Against(found, change, not bool(multipliers.any()), (f"completeness: {words}{rest.in_words()}",))
 
 
 @register_with("captum", "captum")
@@ -158,10 +182,6 @@ def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tens
                 x.detach().clone()[None].requires_grad_(), start[None], custom_attribution_func=lambda one: one
             )
     except _CutError:
-        return None
-    except RuntimeError as error:
-        if "doesn't require gradient" not in str(error):  # of a hook that captum sets where gradients are off
-            raise
         return None
     return found.detach()[0]
 

@@ -1,7 +1,7 @@
 """The linear model of LIME and KernelSHAP, fitted in float64 to what captum drew."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor
 
 @dataclass
 class Fitted:
-    """What each cell counts, (M,) in float64, and what is to be said of the fit."""
+    """What each cell counts, (M,) in float64, and what is to be said of the fit, in words and in numbers."""
 
     cells: Tensor
     note: str
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 class Fit:

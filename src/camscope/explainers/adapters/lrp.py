@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import ModelError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, gap_in_words, with_gradients
+from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
 from camscope.explainers.adapters.relevance import Routed, Rules
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.base import register_with
+from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import Runs, counted
@@ -41,8 +42,9 @@ class LRP(AdapterExplainer, PixelExplainer):
     ("epsilon_alpha2_beta1") or γ with a box for the first ("epsilon_gamma_box": the least and largest value of each
     channel); "_flat": the first layer shares evenly. `epsilon`: ε and every other stabiliser, of the root of the mean
     square of z, so that no unit matters. Batch norms are merged with the layer before them. Sums, means and activations
-    outside of modules have rules, too; a model with anything else, such as attention, is refused by name. The note says
-    how much of the score is in the map; biases keep the rest.
+    outside of modules have rules, too; a model with anything else, such as attention, is refused by name. Biases keep a
+    part of the relevance: a note says how much, and `measures` do: `conservation_gap`, what arrives at the pixels less
+    `output_relevance`, what the output begins with.
     """
 
     name, paper = "lrp", "doi:10.1371/journal.pone.0130140"
@@ -59,22 +61,28 @@ class LRP(AdapterExplainer, PixelExplainer):
         expect_number(low=0, epsilon=self.epsilon)
 
     def attributed(self, x: Tensor, score: Score) -> Maps:
-        """What is conserved of each sample's score is in its notes."""
+        """The relevance that arrives at the pixels, and how far it is from being all that the output began with."""
         with observed(score.model) as seen:
             runs = Runs(self, x, score)
-        made, notes = [], []
+        made, notes, begun = [], [], []
         with counted(self.title, len(x), self.progress) as advance:
             for sample in range(len(x)):
-                relevance, said = self._relevance(runs, seen, sample)
+                relevance, start, said = self._relevance(runs, seen, sample)
                 checked_finite("the relevance at the input", relevance, self.on_nonfinite)
                 made.append(relevance)
                 notes.append(said)
+                begun.append(start)
                 advance(1)
-        values = torch.stack(made)
-        return Maps(self.over_channels(values), zero_gradient=~values.flatten(1).any(1), own=tuple(notes))
+        values, starts = torch.stack(made), torch.stack(begun)
+        return Maps(
+            self.over_channels(values),
+            zero_gradient=~values.flatten(1).any(1),
+            own=tuple(notes),
+            measures={"conservation_gap": values.double().flatten(1).sum(1) - starts, "output_relevance": starts},
+        )
 
-    def _relevance(self, runs: Runs, seen: Seen, sample: int) -> tuple[Tensor, tuple[str, ...]]:
-        """(C,*S), and what is to be said of one sample's."""
+    def _relevance(self, runs: Runs, seen: Seen, sample: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        """(C,*S), what the output begins with (), and what is to be said of one sample's."""
         score, twin = copy.copy(runs.score), twin_of(runs.score.model, seen)
         score.model = twin
         merged, left = norms(runs.score.model, seen)
@@ -92,9 +100,9 @@ class LRP(AdapterExplainer, PixelExplainer):
         if self.mode == "eval":
             expect_the_same_score(runs.score, sample, value, runs.values[sample])
         found = full_precision(relevance[0])
-        words = gap_in_words(float(found.sum()), "the relevance that the output begins with", float(start))
+        words = gap_in_words("the pixels' shares", float(found.sum()), "the output begins with", float(start))
         kept = f"batch norms behind no linear layer hand relevance on as it is: {', '.join(left)}"
-        return found, (f"conservation: {words}", *([kept] if left else []))
+        return found, start.double(), (f"conservation: {words}", *([kept] if left else []))
 
     def _rules(self, x: Tensor, merged: Sequence[tuple[list[str], str]]) -> tuple[Any, Routed]:
         """Zennit's composite, and the same rules for what is no module."""
@@ -146,6 +154,7 @@ def _back(
     leaf = x.detach().clone().requires_grad_()
     with routed:
         output = score.forward(leaf.clone(), owners)
+    torch.set_grad_enabled(True)  # even where the model switches it off and never back on
     if routed.without:
         said = ", ".join(f"{name} ({count} x)" for name, count in sorted(routed.without.items()))
         raise ModelError(

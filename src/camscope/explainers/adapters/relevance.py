@@ -8,25 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from camscope.hooks.calls import Calls, name_of
-from camscope.structure import leaves
+from camscope.hooks.vocabulary import ACTIVATIONS, AVERAGES, DROPOUTS, MAXIMA, SCALINGS, negates
+from camscope.structure import leaves, mapped
 
-_ACTIVATIONS = (
-    "elu hardshrink hardsigmoid hardtanh hardswish leaky_relu logsigmoid prelu relu relu6 rrelu selu celu gelu sigmoid silu "
-    "mish softplus softshrink softsign tanh tanhshrink threshold clamp clamp_min"
-)
-_POOLS = "mean sum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
-_SCALES = "mul imul rmul div truediv itruediv neg"
 _MOVES = (
     "view view_as reshape reshape_as flatten unflatten permute transpose swapaxes movedim moveaxis t get squeeze unsqueeze "
     "contiguous clone cat concat concatenate stack split tensor_split chunk unbind getitem narrow select index_select "
     "expand expand_as repeat roll flip rot90 pad channel_shuffle pixel_shuffle pixel_unshuffle "
-    "dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout "
-    "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
     "to float double half bfloat16 type type_as cpu cuda requires_grad retain_grad"
 )
-ACTIVATIONS, POOLS, SCALES = (frozenset(names.split()) for names in (_ACTIVATIONS, _POOLS, _SCALES))
-MOVES = frozenset(_MOVES.split())  # to other places: there the gradient is the relevance
+SCALES = SCALINGS | {"neg"}
+MOVES = MAXIMA | DROPOUTS | set(_MOVES.split())  # to other places: there the gradient is the relevance
 SUMS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
@@ -76,8 +68,10 @@ class Routed(Calls):
         module.register_forward_pre_hook(self._enter, prepend=True)
         module.register_forward_hook(self._leave)
 
-    def _enter(self, module: nn.Module, args: object) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self._inside += 1
+        # zennit looks at what is given, and would hang its rule on a step that is not there where gradients are off
+        return None if torch.is_grad_enabled() else mapped(args, Tensor.detach)
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         self._inside -= 1
@@ -106,7 +100,7 @@ class Routed(Calls):
             return None
         if name in ACTIVATIONS or name in SCALES:
             return self._rules.run("passed", _Call(func, args[1:], given), args[0])
-        if name in POOLS:
+        if name in AVERAGES and not negates(given):
             return self._rules.run("shared", _Call(func, args[1:], given), args[0])
         return None
 

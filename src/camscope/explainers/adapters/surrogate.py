@@ -2,22 +2,25 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.adapters.base import AdapterExplainer, gap_in_words
+from camscope.explainers.adapters.base import AdapterExplainer
 from camscope.explainers.adapters.linear_fit import Fit, Fitted, explained, least_squares
 from camscope.explainers.base import register_with
 from camscope.explainers.baselines import WithBaseline
+from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_number, expect_positive
+from camscope.explainers.segments import Segments, expect_segments, labels_of, parts_of_grid
 from camscope.targets import Score
 
 Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
@@ -27,14 +30,14 @@ Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells
 class SurrogateExplainer(WithBaseline, AdapterExplainer):
     """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
 
-    `cells`: so many along each axis, or fewer where an axis is shorter. `segments`: their place, a tensor (*S) of whole
-    numbers, such as superpixels. `samples`: versions of the image with cells shown at random, all others filled by
-    `baseline`. captum draws which, from `seed`, and weighs them;
-    they run as many at a time as fit into memory, and the model is fitted in float64.
+    `cells`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
+    superpixels, a label map, or what makes one: see `segments.labels_of`. `samples`: versions of the image with cells
+    shown at random, all others filled by `baseline`. captum draws which, from `seed`, and weighs them; they run as many
+    at a time as fit into memory, and the model is fitted in float64. A cell is hidden in all channels and has one number.
     """
 
     cells: int = 7
-    segments: Tensor | None = None
+    segments: Segments | None = None
     samples: int = 500
 
     package: ClassVar[str] = "captum"
@@ -43,6 +46,7 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(cells=self.cells, samples=self.samples)
+        expect_segments(None, segments=self.segments)
 
     @abstractmethod
     def captums(self, scores: Scores, fit: Fit) -> Any:
@@ -55,15 +59,24 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
     def attributed(self, x: Tensor, score: Score) -> Maps:
         """The mean over the baselines; how well the linear model fits is in each sample's notes."""
         runs = Runs(self, x, score)
-        places, count = self._places(x)
         starts = self.starts(x)
-        made, notes = [], []
+        made, every = [], []
         for sample in range(len(x)):
+            places, count = self._places(x[sample])
             fitted = [self._fitted(runs, sample, start[sample], places, count) for start in starts]
             cells = torch.stack([one.cells for one in fitted]).mean(0).to(x.device)
             made.append(cells.to(torch.promote_types(x.dtype, torch.float32))[places])
-            notes.append(tuple(one.note for one in fitted))
-        return Maps(torch.stack(made), own=tuple(notes))
+            every.append(fitted)
+        return Maps(
+            torch.stack(made),
+            own=tuple(tuple(one.note for one in fitted) for fitted in every),
+            measures={
+                name: torch.tensor(
+                    [fmean(one.measures[name] for one in fitted) for fitted in every], dtype=torch.float64
+                )
+                for name in every[0][0].measures
+            },
+        )
 
     def _fitted(self, runs: Runs, sample: int, start: Tensor, places: Tensor, count: int) -> Fitted:
         """What captum's method makes of one sample and one baseline."""
@@ -98,14 +111,12 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
         return fit.fitted
 
     def _places(self, x: Tensor) -> tuple[Tensor, int]:
-        """(*S): the number of each pixel's cell, from 0 on, and how many there are."""
-        size = tuple(x.shape[2:])
-        given = grid(size, self.cells) if self.segments is None else torch.as_tensor(self.segments)
-        if given.shape != size or given.is_floating_point() or given.is_complex():
-            raise InputError(
-                f"segments: {given.dtype} {tuple(given.shape)} came; expected a whole number for each pixel, {size}"
-            )
-        numbers, places = given.to(x.device).unique(return_inverse=True)
+        """(C,*S) -> (*S): the number of each pixel's cell, from 0 on, and how many there are."""
+        if self.segments is None:
+            labels = parts_of_grid(x.shape[1:], [min(self.cells, length) for length in x.shape[1:]], x.device)
+        else:
+            labels = labels_of(self.segments, x)
+        numbers, places = labels.unique(return_inverse=True)
         if len(numbers) < 2:
             raise InputError(f"{self.name} compares cells, and there is one only: pass more cells, or segments")
         return places, len(numbers)
@@ -155,7 +166,8 @@ class KernelSHAP(SurrogateExplainer):
     """φ of argmin Σ_z k(z) (f(z) - f(0) - φ·z)² where Σφ = f(1) - f(0): Shapley values (Lundberg & Lee 2017, theorem 2).
 
     z: which cells are shown, all or none among them; k: the Shapley kernel, by which the others are drawn. The sum holds
-    exactly; captum's own fit has it by weights of a million. Where the samples do not determine the cells, the least φ.
+    but for rounding, `completeness_gap` in the result's `measures`; captum's own fit has it by weights of a million. Where
+    the samples do not determine the cells, the least φ.
     """
 
     name, paper = "kernelshap", "arXiv:1705.07874"
@@ -183,18 +195,10 @@ class KernelSHAP(SurrogateExplainer):
         even = torch.full_like(y, 1 / max(1, len(y)))
         target = scores[2:] - even @ scores[2:]
         words = explained(len(scores), count, y - rows @ rest, target, even, determined=rank == count - 1)
-        total = gap_in_words(float(cells.sum()), "the score less the baseline's", float(change))
-        return Fitted(cells, f"{words}; {total}")
-
-
-def grid(size: Sequence[int], cells: int) -> Tensor:
-    """(*S): the number of each pixel's cell, so many along each axis, or each pixel its own on a shorter one."""
-    numbers = torch.zeros(tuple(size), dtype=torch.long)
-    for axis, length in enumerate(size):
-        along = min(cells, length)
-        places = torch.arange(length) * along // length
-        numbers = numbers * along + places.view(-1, *[1] * (len(size) - 1 - axis))
-    return numbers
+        total, expected = float(cells.sum()), float(change)
+        gap = gap_in_words("the cells", total, "the score less the baseline's is", expected)
+        measures = {"completeness_gap": total - expected, "score_change": expected}
+        return Fitted(cells, f"{words}; completeness: {gap}", measures)
 
 
 _drawing = threading.Lock()

@@ -8,9 +8,14 @@ from torch import Tensor, nn
 
 from camscope.hooks.calls import Calls, name_of
 from camscope.hooks.rescale import ELEMENTWISE
+from camscope.hooks.vocabulary import MAXIMA
+from camscope.structure import leaves
 
-BENT = ELEMENTWISE | {"softmax", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d"}  # what has a rule as a module
-BENT |= {"layer_norm", "group_norm", "instance_norm", "multi_head_attention_forward", "scaled_dot_product_attention"}
+_OTHERS = (
+    "maximum min amin minimum softmax softmin log_softmax layer_norm group_norm instance_norm rms_norm local_response_norm "
+    "normalize glu lp_pool1d lp_pool2d lp_pool3d multi_head_attention_forward scaled_dot_product_attention"
+)
+BENT = ELEMENTWISE | MAXIMA | set(_OTHERS.split())
 
 
 class Unruled(Calls):
@@ -46,8 +51,10 @@ class Unruled(Calls):
     def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
         """What the function returns."""
         name = name_of(func)
+        if func is Tensor.register_hook and not args[0].requires_grad:
+            return None  # captum sets its hooks also where gradients are off: there a value is a constant
         result = func(*args, **named)
-        if name in BENT and not self._ruled and isinstance(result, Tensor) and result.requires_grad:
+        if name in BENT and not self._ruled and any(one.requires_grad for _, one in leaves(result)):
             self.counts[name] += 1
         return result
 

@@ -17,34 +17,11 @@ from camscope.hooks.base import Hooks, here_only
 from camscope.hooks.body import body_of
 from camscope.hooks.calls import Calls, name_of
 from camscope.hooks.graph import kind_of_step, steps
+from camscope.hooks.vocabulary import ACTIVATIONS, AVERAGES, DROPOUTS, SCALINGS, floor, negates
 from camscope.structure import leaves
 
 WEIGHTED = {"linear", *(f"conv{way}{rank}d" for way in ("", "_transpose") for rank in (1, 2, 3))}
-AVERAGED = {
-    "mean",
-    "sum",
-    "interpolate",
-    *(f"{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in (1, 2, 3)),
-}
-SCALED = {"mul", "imul", "rmul", "multiply", "div", "idiv", "divide", "truediv", "itruediv"}
 ADDED = {"add", "iadd", "radd"}
-# each output has one input: a unit and its own activation are one
-POSITIVE = {"relu", "relu6", "clamp", "clamp_min", "clip", "threshold", "sigmoid", "hardsigmoid", "softplus"}
-SIGNED = {
-    "tanh",
-    "hardtanh",
-    "leaky_relu",
-    "prelu",
-    "rrelu",
-    "elu",
-    "selu",
-    "celu",
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-}
-DROPPED = {"dropout", "alpha_dropout", *(f"dropout{rank}d" for rank in (1, 2, 3))}
 # steps whose outputs are copies of some of their inputs: a gradient goes through them as a probability does
 COPYING = {
     *("Clone", "View", "UnsafeView", "ReshapeAlias", "Alias", "Permute", "Transpose", "T", "Squeeze", "Unsqueeze"),
@@ -108,16 +85,16 @@ class Winners(Calls):
         other = rest[0] if rest else named.get("other")
         if name in WEIGHTED:
             return self._weighted(func, x, rest, named)
-        if name in AVERAGED and named.get("mode", "nearest") != "bicubic":
+        if name in AVERAGES and not negates(named):
             return _shared(func, Averaged(lambda a: func(a, *rest)), (x.detach(),), (x,), rest)
         if name == "batch_norm":
             return self._normed(func, x, rest, named)
         if name in ADDED and _flows(other) and named.get("alpha", 1) == 1:
             return _added(func, x, other, rest)
-        if name in SCALED and not _flows(other):
+        if name in SCALINGS and not _flows(other):
             return _shared(func, Scaled(), (torch.as_tensor(other, device=x.device).detach().sign(),), (x,), rest)
-        if name in POSITIVE | SIGNED | DROPPED:
-            self.signed.update([name] * (name in SIGNED))
+        if name in ACTIVATIONS | DROPOUTS:  # each output has one input: a unit and its own activation are one
+            self.signed.update([name] * (name in ACTIVATIONS and floor(name, rest, named) < 0))
             return _handed_on(func, x, rest)
         return func(x, *rest)
 

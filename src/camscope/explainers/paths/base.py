@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.baselines import WithBaseline
+from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import ManyRuns, Runs
@@ -51,17 +52,17 @@ class PathExplainer(PixelExplainer, ManyRuns):
         found = [self.followed(runs, sample, [start[sample] for start in starts]) for sample in range(len(x))]
         values = torch.stack([one.values for one in found])
         changes = torch.stack([one.change.double() for one in found])
-        gaps = values.double().flatten(1).sum(1) - changes
+        totals = values.double().flatten(1).sum(1)
         moved = torch.tensor([one.moved for one in found], device=x.device)
         return Maps(
             self.over_pixels(runs, values),
             zero_gradient=moved & ~values.flatten(1).any(1),
             own=tuple(
-                (*one.said, gap_in_words(float(gap), float(one.change), one.gradients))
-                for one, gap in zip(found, gaps, strict=True)
+                (*one.said, completeness_in_words(float(total), float(one.change), one.gradients))
+                for one, total in zip(found, totals, strict=True)
             ),
             measures={
-                "completeness_gap": gaps,
+                "completeness_gap": totals - changes,
                 "score_change": changes,
                 "gradients": torch.tensor([one.gradients for one in found]),
             },
@@ -92,13 +93,10 @@ class BaselinePath(WithBaseline, PathExplainer):
         return Followed(values, changes.mean(), sum(taken for _, taken in parts), moved, said)
 
 
-def gap_in_words(gap: float, change: float, gradients: int) -> str:
+def completeness_in_words(total: float, change: float, gradients: int) -> str:
     """How far a map is from adding up to the score's change."""
-    share = f", {abs(gap / change):.2%} of it" if change else ""
-    return (
-        f"completeness: the pixels' values add up to {gap + change:.4g}, the score changes by {change:.4g}: the gap is "
-        f"{gap:+.2g}{share}, after {gradients} gradients"
-    )
+    words = gap_in_words("the pixels' values", total, "the score changes by", change)
+    return f"completeness: {words}, after {gradients} gradients"
 
 
 def between(start: Tensor, end: Tensor, shares: Tensor) -> Tensor:

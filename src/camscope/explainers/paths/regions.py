@@ -1,25 +1,15 @@
 """A picture's segments of several scales, and a map spread over those that hold most of it."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.errors import MissingExtraError
+from camscope.explainers.segments import segmenter
 
 SMOOTHED = 0.8  # cells: the Gaussian that a picture is under when it is cut; Felzenszwalb & Huttenlocher's own
-
-
-def segmenter() -> Any:
-    """scikit-image's segmentation; MissingExtraError names the extra that brings it."""
-    try:
-        return importlib.import_module("skimage.segmentation")
-    except ImportError as error:
-        raise MissingExtraError("scikit-image", "segments") from error
 
 
 @dataclass(frozen=True)

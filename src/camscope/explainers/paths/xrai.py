@@ -11,10 +11,11 @@ from camscope.explainers.base import register
 from camscope.explainers.baselines import Baseline, several
 from camscope.explainers.maps import Maps
 from camscope.explainers.paths.base import BaselinePath
-from camscope.explainers.paths.regions import Regions, regions_of, segmenter
+from camscope.explainers.paths.regions import Regions, regions_of
 from camscope.explainers.paths.straight import straight
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_positive, expect_whole
+from camscope.explainers.segments import segmenter
 from camscope.targets import Score
 
 SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)

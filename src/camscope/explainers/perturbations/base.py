@@ -110,12 +110,3 @@ def extents(given: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
     """One number for every axis of a size: at most that axis's own."""
     each = [given] * len(size) if isinstance(given, int) else given
     return tuple(min(int(own), length) for own, length in zip(each, size, strict=True))
-
-
-def parts_of_grid(size: Sequence[int], cells: Sequence[int], device: torch.device) -> Tensor:
-    """(*S) int64: the number of the cell that each pixel is in, of a grid of so many cells, as equal as they can be."""
-    labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
-    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
-        steps = torch.arange(length, device=device) * count // length
-        labels = labels * count + steps.view(-1, *[1] * (len(size) - 1 - axis))
-    return labels

@@ -87,5 +87,8 @@ def mean_over(values: Tensor, covers: Sequence[Tensor]) -> Tensor:
 def expect_counts(*also: object, **settings: object) -> None:
     """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `also`."""
     for name, value in settings.items():
-        for one in value if isinstance(value, list | tuple) and value else [value]:
-            expect_count(*also, **{name: one})
+        if isinstance(value, list | tuple) and value:
+            for one in value:
+                expect_count(**{name: one})
+        else:
+            expect_count(*also, **{name: value})

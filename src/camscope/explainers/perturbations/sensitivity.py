@@ -10,8 +10,9 @@ from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
 from camscope.explainers.base import register
-from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents, parts_of_grid
+from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
 from camscope.explainers.scope import expect_count
+from camscope.explainers.segments import parts_of_grid
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

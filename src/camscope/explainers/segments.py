@@ -1,0 +1,72 @@
+"""Segments: the parts of an input that are hidden or gathered: cells of a grid, superpixels, or anyone's own labels."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from camscope.errors import InputError, MissingExtraError
+from camscope.explainers.scope import expect_count
+
+Segments = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
+COMPACTNESS = 10.0  # of SLIC: how much nearness counts beside colour
+LIGHTEST = 100  # of the colours that SLIC compares: what has no colours goes from 0 to 1
+
+
+def expect_segments(*also: object, segments: object) -> None:
+    """An InputError unless a setting is what `labels_of` takes, or one of `also`."""
+    if not (isinstance(segments, Tensor | np.ndarray) or callable(segments)):
+        expect_count(*also, segments=segments)
+
+
+def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -> Tensor:
+    """(C,*S) -> (*S) int64: the number of each pixel's segment.
+
+    `segments`: about so many superpixels by SLIC on the model's input (Achanta et al. 2012; scikit-image, the extra
+    `segments`); or a label map (*S) of the model's input, each number a segment; or a callable that makes one of x.
+    """
+    if isinstance(segments, Tensor | np.ndarray):
+        given: Any = segments
+    else:
+        given = segments(x) if callable(segments) else superpixels(x, int(segments), compactness)
+    labels = torch.as_tensor(given, device=x.device)
+    if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
+        raise InputError(
+            f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
+            f"number for each pixel of the model's input, {tuple(x.shape[1:])}"
+        )
+    return labels.long()
+
+
+def superpixels(x: Tensor, count: int, compactness: float) -> Tensor:
+    """(C,*S) -> (*S): about so many segments, by SLIC of the input stretched to 0..1; three channels are colours."""
+    slic = segmenter().slic
+    values = x.detach().double().cpu()
+    span = values.amax() - values.amin()
+    values = (values - values.amin()) / (span if bool(span > 0) else 1)
+    flat = values.ndim == 2
+    picture = np.moveaxis((values[:, None] if flat else values).numpy(), 0, -1)
+    colours = len(values) == 3 and not flat
+    nearness = compactness if colours else compactness / LIGHTEST
+    labels = slic(picture, count, nearness, convert2lab=colours, channel_axis=-1, start_label=0)
+    return torch.from_numpy(labels[0] if flat else labels)
+
+
+def segmenter() -> Any:
+    """scikit-image's segmentation; MissingExtraError names the extra that brings it."""
+    try:
+        return importlib.import_module("skimage.segmentation")
+    except ImportError as error:
+        raise MissingExtraError("scikit-image", "segments") from error
+
+
+def parts_of_grid(size: Sequence[int], cells: Sequence[int], device: torch.device) -> Tensor:
+    """(*S) int64: the number of the cell that each pixel is in, of a grid of so many cells, as equal as they can be."""
+    labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
+    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
+        steps = torch.arange(length, device=device) * count // length
+        labels = labels * count + steps.view(-1, *[1] * (len(size) - 1 - axis))
+    return labels
