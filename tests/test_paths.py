@@ -26,7 +26,7 @@ from camscope.explainers.paths.base import PathExplainer
 from camscope.explainers.paths.blur import Blurs
 from camscope.explainers.paths.expected import Draws
 from camscope.explainers.paths.guided import taken
-from camscope.explainers.paths.regions import regions_of, widened
+from camscope.explainers.paths.regions import places, regions_of
 from nets import CASES, Flat
 from tools import Counting, explainer
 
@@ -433,12 +433,20 @@ def test_settings_of_regions_are_checked_by_name(wrong):
         XRAI(linear(torch.ones(1, 8, 8)), **wrong)
 
 
+def widened(mask, margin):
+    """(H,W) -> (H,W): the definition, over all pairs of pixels."""
+    every, inside = torch.cartesian_prod(*map(torch.arange, mask.shape)).double(), mask.nonzero().double()
+    return (torch.cdist(every, inside).amin(1) <= margin + 1e-9).view(mask.shape)
+
+
 def test_a_mask_is_made_wider_by_a_disk():
-    mask = torch.zeros(7, 7, dtype=torch.bool)
+    pytest.importorskip("skimage")
+    mask = torch.zeros(7, 9, dtype=torch.bool)
     mask[3, 3] = True
-    assert torch.equal(widened(mask, 0), mask)
-    assert int(widened(mask, 1).sum()) == 5
-    assert int(widened(mask, 2).sum()) == 13
+    assert [len(places(mask, margin)) for margin in (0, 1, 2)] == [1, 5, 13]
+    mask[0, 7:] = True
+    for margin in (0, 1, 3, 9):
+        assert torch.equal(places(mask, margin), widened(mask, margin).flatten().nonzero()[:, 0])
 
 
 def test_xrai_takes_black_and_white_where_they_are_known_and_five_channels_and_constant_pictures():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
+from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.adapters.unruled import Unruled
 from camscope.explainers.adapters.windows import laid_out
@@ -94,9 +94,7 @@ class Lifted(AdapterExplainer, PixelExplainer):
         """One sample against one baseline (C,*S)."""
         asked, rest = _Asked(runs.score, seen, sample), Unruled()
         rest.watch(asked)
-        multipliers = full_precision(
-            with_gradients(runs.score, lambda: _multipliers(asked, runs.x[sample], start, rest))
-        )
+        multipliers = full_precision(kept_on(lambda: _multipliers(asked, runs.x[sample], start, rest)))
         checked_finite("the multipliers at the input", multipliers, self.on_nonfinite)
         value, reference = asked.values
         if self.mode == "eval":

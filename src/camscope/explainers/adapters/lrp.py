@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import ModelError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
+from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
 from camscope.explainers.adapters.relevance import Routed, Rules
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.base import register_with
@@ -96,7 +96,7 @@ class LRP(AdapterExplainer, PixelExplainer):
             for module in twin.modules():
                 if has_rule(module):
                     routed.watch(module)
-            value, start, relevance = with_gradients(runs.score, lambda: _back(score, x, owners, twin, routed))
+            value, start, relevance = kept_on(lambda: _back(score, x, owners, twin, routed))
         if self.mode == "eval":
             expect_the_same_score(runs.score, sample, value, runs.values[sample])
         found = full_precision(relevance[0])
