@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.explainers.segments import of_skimage
@@ -60,8 +62,8 @@ def regions_of(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -
     cut = of_skimage("segmentation").felzenszwalb
     owners, pixels, count = [], [], 0
     for scale in scales:
-        labels = torch.from_numpy(cut(seen, scale=scale, sigma=SMOOTHED, min_size=min_size)).long()
-        for label in labels.unique():
+        labels = cut(seen, scale=scale, sigma=SMOOTHED, min_size=min_size)
+        for label in np.unique(labels):
             inside = places(labels == label, margin)
             pixels.append(inside)
             owners.append(torch.full_like(inside, count))
@@ -72,13 +74,10 @@ def regions_of(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -
     return Regions(every[order], whose[order], first, count)
 
 
-def places(mask: Tensor, margin: int) -> Tensor:
+def places(mask: NDArray[np.bool_], margin: int) -> Tensor:
     """(H,W) -> (P,): the numbers of the pixels not farther than so many pixels from the mask; looked for near it only."""
-    rows, columns = (mask.any(axis).nonzero()[:, 0] for axis in (1, 0))
+    rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
     top, left = (max(0, int(one[0]) - margin) for one in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
-    down, right = (
-        torch.from_numpy(of_skimage("morphology").isotropic_dilation(part.numpy(), margin)).nonzero().unbind(1)
-    )
-    numbers: Tensor = (down + top) * mask.shape[1] + right + left
-    return numbers
+    down, right = of_skimage("morphology").isotropic_dilation(part, margin).nonzero()
+    return torch.from_numpy((down + top) * mask.shape[1] + right + left)
