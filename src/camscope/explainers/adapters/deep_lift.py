@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
+from camscope.explainers.adapters.stand_ins import ruled
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.adapters.unruled import Unruled
 from camscope.explainers.adapters.windows import laid_out
@@ -40,11 +41,12 @@ class Against(NamedTuple):
 class DeepLIFT(AdapterExplainer):
     """Σ_c m_c (x_c - x'_c): what each pixel adds to the score against a baseline x' (Shrikumar et al. 2017, Rescale rule).
 
-    m: the gradient in which ReLU, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass on Δout/Δin, by
-    captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a note names it, and
-    how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and `score_change`. captum works
-    on a copy of the modules, one image and one baseline at a time; there a module that runs several times is several, what
-    a rule is for is a tensor of its own, and windows of a pooling do not overlap, all of which captum's hooks need.
+    m: the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass
+    on Δout/Δin, by captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a
+    note names it, and how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and
+    `score_change`. captum works on a copy of the modules, one image and one baseline at a time; there a module that runs
+    several times is several, what a rule is for is a tensor of its own, what clips is a ReLU by name, and windows of a
+    pooling do not overlap, all of which captum needs.
     `baseline`: see `baselines.filled`; of several the map is the mean. `seed`: of what is drawn.
     """
 
@@ -103,7 +105,7 @@ class DeepLIFT(AdapterExplainer):
         found = multipliers * (full_precision(runs.x[sample]) - full_precision(start))
         change = value.double() - reference.double()
         words = gap_in_words(
-            "the pixels' values", float(found.sum()), "the score less the baseline's is", float(change)
+            "the pixels' values", float(found.double().sum()), "the score less the baseline's is", float(change)
         )
         return Against(found, change, not bool(multipliers.any()), (f"completeness: {words}{rest.in_words()}",))
 
@@ -140,6 +142,7 @@ class _Asked(nn.Module):
         super().__init__()
         self.twin = twin_of(score.model, seen)
         laid_out(self.twin)
+        ruled(self.twin)
         self._score = copy.copy(score)
         self._score.model = self.twin
         self._sample = sample
