@@ -217,9 +217,9 @@ MUTANTS = [
     Mutant(
         "min-max",
         scale,
-        "scaled",
-        "(0.0, float(values.max(initial=0.0)))",
-        "(float(values.min()), float(values.max()))",
+        "ends",
+        "0.0, float(values.max(initial=0.0))",
+        "float(values.min()), float(values.max())",
         zero_is_displayed_as_zero,
     ),
     Mutant(

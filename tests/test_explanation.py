@@ -168,8 +168,13 @@ def test_the_colour_bar_names_the_raw_value_of_the_top_colour(monkeypatch):
     assert shown.max() < HEAT.max() - 0.01
     for ends in bar_ends(monkeypatch, one, colormap="inferno"):
         assert ends == (0.0, shown.max())
-    for ends in bar_ends(monkeypatch, one, scale=(-1.0, 6.0)):
-        assert ends == (-1.0, 6.0)
+    for pair in ((-1.0, 6.0), [-1, 6]):
+        for ends in bar_ends(monkeypatch, one, scale=pair):
+            assert ends == (-1.0, 6.0)
+        for colours in ("inferno", "diverging"):
+            assert np.array_equal(
+                one.overlay(scale=pair, colormap=colours), one.overlay(scale=(-1, 6), colormap=colours)
+            )
     for ends in bar_ends(monkeypatch, one, colormap="diverging"):
         assert ends == (-abs(shown).max(), abs(shown).max())
     for ends in bar_ends(monkeypatch, one, scale="symmetric", colormap="inferno"):

@@ -137,7 +137,7 @@ def test_an_error_half_way_says_how_far_it_came_and_leaves_nothing():
     failing = Failing()
     with untouched(failing, x), pytest.raises(KeyboardInterrupt) as caught:
         SmoothGrad(failing, samples=10, batch_size=2).attribute(x, 1)
-    assert caught.value.__notes__ == ["smoothgrad, image 1 of 1: stopped after 4 of 10 passes"]
+    assert caught.value.__notes__ == ["smoothgrad, image 1 of 1: stopped after 4 of 10 steps"]
 
 
 # --- ReLUs

@@ -20,12 +20,13 @@ from camscope.explainers import (
     GuidedIG,
     IntegratedGradients,
 )
+from camscope.explainers.draws import normal
 from camscope.explainers.maps import Maps, merged
 from camscope.explainers.paths.base import PathExplainer
 from camscope.explainers.paths.blur import Blurs
 from camscope.explainers.paths.expected import Draws
 from camscope.explainers.paths.guided import taken
-from camscope.explainers.paths.regions import regions_of, widened
+from camscope.explainers.paths.regions import places, regions_of
 from nets import CASES, Flat
 from tools import Counting, explainer
 
@@ -152,7 +153,7 @@ def test_an_input_that_is_the_baseline_has_nothing_to_explain_and_says_so():
 @pytest.mark.parametrize("method", PATHS)
 def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method):
     weight, x = drawn(3, 12, 12), drawn(2, 3, 12, 12, seed=1)
-    found = explainer(method, linear(weight), None, channels="sum", **{"noise": 0} if method == "gradientshap" else {})
+    found = explainer(method, linear(weight), None, channels="sum", **{"sigma": 0} if method == "gradientshap" else {})
     start = {
         "integratedgradients": 0 * x,
         "guidedig": 0 * x,
@@ -208,7 +209,7 @@ def test_an_error_half_way_says_how_far_it_came():
     tool.steps = 10
     with pytest.raises(ArithmeticError, match="too bright") as caught:
         tool.attribute(x, 1)
-    assert caught.value.__notes__ == ["integratedgradients, image 1 of 1: stopped after 6 of 10 passes"]
+    assert caught.value.__notes__ == ["integratedgradients, image 1 of 1: stopped after 6 of 10 steps"]
 
 
 # --- blur
@@ -310,24 +311,28 @@ def test_every_step_goes_as_far_as_its_share_and_no_value_leaves_its_lane(reach)
 
 
 def test_every_baseline_is_drawn_as_often_as_every_other_and_the_way_evenly():
-    draws = Draws.of(12, 4, seed=3)
+    draws = Draws.of(12, 4, seeded(3))
     assert [sorted(one.tolist()) for one in draws.picks.split(4)] == [[0, 1, 2, 3]] * 3
     assert (draws.shares * 12).int().tolist() == list(range(12))
-    assert Draws.of(5, 20, seed=3).picks.unique().numel() == 5
-    assert not torch.equal(Draws.of(12, 4, seed=4).shares, draws.shares)
+    assert Draws.of(5, 20, seeded(3)).picks.unique().numel() == 5
+    assert not torch.equal(Draws.of(12, 4, seeded(4)).shares, draws.shares)
     x = torch.zeros(2, 3)
-    whole = draws.noise(slice(0, 12), x)
-    parts = torch.cat([draws.noise(slice(0, 5), x), draws.noise(slice(5, 12), x)])
+    whole = normal(draws.seeds, x)
+    parts = torch.cat([normal(draws.seeds[:5], x), normal(draws.seeds[5:], x)])
     assert torch.equal(whole, parts)
     assert len({one.numpy().tobytes() for one in whole}) == 12
 
 
-def one_by_one(model, x, background, noise, samples, seed):
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def one_by_one(model, x, background, sigma, samples, seed):
     """(C,*S): the definition, a draw at a time."""
-    draws, found = Draws.of(samples, len(background), seed), []
+    draws, found = Draws.of(samples, len(background), seeded(seed)), []
     for turn in range(samples):
         start = background[draws.picks[turn]]
-        end = x + noise * (x.max() - x.min()) * draws.noise(slice(turn, turn + 1), x)[0]
+        end = x + sigma * (x.max() - x.min()) * normal(draws.seeds[turn : turn + 1], x)[0]
         point = (start + draws.shares[turn] * (end - start)).requires_grad_()
         (gradient,) = torch.autograd.grad(model(point[None])[0, 1], point)
         found.append((end - start) * gradient)
@@ -339,9 +344,9 @@ def one_by_one(model, x, background, noise, samples, seed):
 def test_the_mean_over_draws_is_that_of_the_definition_written_as_a_loop(method, case):
     model, x = CASES[case].make(dtype=torch.float64)
     background = drawn(3, *x.shape[1:], seed=5)
-    settings = {"noise": 0.2} if method is GradientSHAP else {}
+    settings = {"sigma": 0.2} if method is GradientSHAP else {}
     found = method(model, background=background, samples=7, seed=2, **settings).attribute(x, 1)
-    expected = torch.stack([one_by_one(model, one, background, settings.get("noise", 0), 7, 2).sum(0) for one in x])
+    expected = torch.stack([one_by_one(model, one, background, settings.get("sigma", 0), 7, 2).sum(0) for one in x])
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
 
 
@@ -374,9 +379,9 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
 def test_without_noise_gradient_shap_is_expected_gradients():
     model, x = CASES["pooled"].make()
     settings = {"background": torch.rand(3, 3, 16, 12), "samples": 5}
-    quiet = GradientSHAP(model, noise=0, **settings).attribute(x, 1)
+    quiet = GradientSHAP(model, sigma=0, **settings).attribute(x, 1)
     assert torch.equal(quiet, ExpectedGradients(model, **settings).attribute(x, 1))
-    assert not torch.equal(quiet, GradientSHAP(model, noise=0.1, **settings).attribute(x, 1))
+    assert not torch.equal(quiet, GradientSHAP(model, sigma=0.1, **settings).attribute(x, 1))
 
 
 # --- regions
@@ -428,12 +433,20 @@ def test_settings_of_regions_are_checked_by_name(wrong):
         XRAI(linear(torch.ones(1, 8, 8)), **wrong)
 
 
+def widened(mask, margin):
+    """(H,W) -> (H,W): the definition, over all pairs of pixels."""
+    every, inside = torch.cartesian_prod(*map(torch.arange, mask.shape)).double(), mask.nonzero().double()
+    return (torch.cdist(every, inside).amin(1) <= margin + 1e-9).view(mask.shape)
+
+
 def test_a_mask_is_made_wider_by_a_disk():
-    mask = torch.zeros(7, 7, dtype=torch.bool)
+    pytest.importorskip("skimage")
+    mask = torch.zeros(7, 9, dtype=torch.bool)
     mask[3, 3] = True
-    assert torch.equal(widened(mask, 0), mask)
-    assert int(widened(mask, 1).sum()) == 5
-    assert int(widened(mask, 2).sum()) == 13
+    assert [len(places(mask, margin)) for margin in (0, 1, 2)] == [1, 5, 13]
+    mask[0, 7:] = True
+    for margin in (0, 1, 3, 9):
+        assert torch.equal(places(mask, margin), widened(mask, margin).flatten().nonzero()[:, 0])
 
 
 def test_xrai_takes_black_and_white_where_they_are_known_and_five_channels_and_constant_pictures():
@@ -476,13 +489,13 @@ def test_gradient_shap_is_captums_with_the_same_draws(case, monkeypatch):
     captum = pytest.importorskip("captum.attr")
     model, x = CASES[case].make(1, torch.float64)
     background, samples = drawn(3, *x.shape[1:], seed=5), 8
-    draws, spread = Draws.of(samples, 3, 0), 0.2 * float(x.max() - x.min())
+    draws, spread = Draws.of(samples, 3, seeded(0)), 0.2 * float(x.max() - x.min())
     monkeypatch.setattr(np.random, "choice", lambda *args, **kwargs: draws.picks.numpy())
     monkeypatch.setattr(np.random, "uniform", lambda *args, **kwargs: draws.shares.numpy())
-    monkeypatch.setattr(torch, "normal", lambda mean, deviation: deviation * draws.noise(slice(0, samples), x[0]))
+    monkeypatch.setattr(torch, "normal", lambda mean, deviation: deviation * normal(draws.seeds, x[0]))
     theirs = captum.GradientShap(model).attribute(x, background, n_samples=samples, stdevs=spread, target=1)
     monkeypatch.undo()
-    mine = GradientSHAP(model, background=background, samples=samples, noise=0.2).attribute(x, 1)
+    mine = GradientSHAP(model, background=background, samples=samples, sigma=0.2).attribute(x, 1)
     torch.testing.assert_close(mine, theirs.sum(1), rtol=1e-5, atol=1e-5 * float(mine.abs().max()))
 
 

@@ -23,6 +23,7 @@ from camscope.explainers import (
     Sobol,
 )
 from camscope.explainers.perturbations.base import PerturbationExplainer
+from camscope.explainers.perturbations.rise import spread
 from camscope.explainers.perturbations.sampled import Running
 from camscope.explainers.perturbations.sensitivity import dependence, total_indices
 from camscope.explainers.run import run
@@ -487,3 +488,9 @@ def test_captums_feature_ablation_is_the_same():
     theirs = attr.FeatureAblation(model).attribute(x, target=1, feature_mask=labels[None, None])
     ours = SegmentAblation(model, segments=labels).attribute(x, 1)
     torch.testing.assert_close(ours, theirs[:, 0], rtol=1e-5, atol=1e-12)
+
+
+def test_rise_of_a_long_signal_takes_the_memory_of_its_masks():
+    """Each mask is enlarged from its few cells: no table of all shifts, which would be 3 GB here."""
+    masks = spread(torch.ones(2, 8), torch.tensor([[0.0], [0.9]]), [20_000], [7])
+    assert torch.equal(masks, torch.ones(2, 20_000))

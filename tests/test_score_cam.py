@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from camscope.errors import InputError, LayerError
+from camscope.errors import InputError, ModelError
 from camscope.explainers import ISCAM, METHODS, SSCAM, GroupCAM, OptiCAM, ScoreCAM
 from camscope.explainers.masks import blurred
 from nets import CASES, Pooled
@@ -262,6 +262,19 @@ def test_opti_cam_does_not_depend_on_the_unit_of_the_score(factor):
     torch.testing.assert_close(tool.attribute(x, lambda output: factor * output[:, 1]), expected)
 
 
+def test_opti_cam_of_a_model_that_turns_gradients_off_is_that_of_the_model_without():
+    class Off(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                maps = self.features(x)
+            return self.head(maps.flatten(2).mean(2))
+
+    model, x = CASES["pooled"].make()
+    expected = OptiCAM(model, "features", steps=3).attribute(x, 1)
+    model.__class__ = Off
+    assert torch.equal(OptiCAM(model, "features", steps=3).attribute(x, 1), expected)
+
+
 def test_opti_cam_says_where_no_gradient_comes_from():
     class Detached(Pooled):
         def forward(self, x: Tensor) -> Tensor:
@@ -269,7 +282,7 @@ def test_opti_cam_says_where_no_gradient_comes_from():
 
     model, x = CASES["pooled"].make()
     model.__class__ = Detached
-    with pytest.raises(LayerError, match="gradient does not reach the input"):
+    with pytest.raises(ModelError, match="the score does not depend on the input by a way that gradients go"):
         OptiCAM(model, "features").attribute(x, 1)
 
 

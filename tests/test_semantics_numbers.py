@@ -478,7 +478,7 @@ print(peak(lambda: GradCAM(model, sys.argv[1]).attribute(x, 1)) - plain)
 def test_a_large_input_costs_what_inference_costs():
     """Twelve layers of 8 MB each come before the layer; from the first one on all are kept."""
     late, early = (float(subprocess.check_output([sys.executable, "-c", PEAK, layer])) for layer in ("13", "0"))
-    assert late < 20 < 60 < early
+    assert late < 40 < 60 < early
 
 
 @pytest.mark.parametrize(("given", "own"), [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])

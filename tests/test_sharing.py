@@ -8,7 +8,17 @@ import torch
 from torch import nn
 
 from camscope.errors import InputError, LayerError, TargetError
-from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM, LayerExplainer, ScoreCAM
+from camscope.explainers import (
+    METHODS,
+    AblationCAM,
+    GradCAM,
+    HiResCAM,
+    LayerCAM,
+    LayerExplainer,
+    Occlusion,
+    ScoreCAM,
+    SmoothGrad,
+)
 from camscope.explainers.chunks import copies_within_memory, in_chunks
 from camscope.explainers.together import explain_each
 from camscope.targets import Difference, Score
@@ -61,6 +71,14 @@ def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
     tool = ScoreCAM(model, "block", categories=["a", "b", "c"], precision="bf16", top=3, call=0)
     other = tool.sibling("ablationcam")
     assert (other.layer, other.categories, other.precision, other.call) == ("block", ("a", "b", "c"), "bf16", 0)
+    occlusion = Occlusion(model, baseline="noise", seed=3, batch_size=2, progress=True)
+    for method in ("rise", "integratedgradients", "xrai", "meaningfulperturbation"):
+        other = occlusion.sibling(method)
+        assert (other.baseline, other.seed, other.batch_size, other.progress) == ("noise", 3, 2, True)
+    assert Occlusion(model).sibling("meaningfulperturbation").baseline == "blur", "what is usual there"
+    smooth = SmoothGrad(model, samples=3, channels="l2", seed=4)
+    assert (smooth.sibling("saliency").channels, smooth.sibling("vargrad").samples) == ("l2", 3)
+    assert (smooth.sibling("rise").samples, smooth.sibling("randomcam").seed) == (4000, 4)
     with pytest.raises(InputError, match="no method 'gradcam2'; nearest names: gradcam"):
         tool.sibling("gradcam2")
     with pytest.raises(InputError, match=r"for one, explain_methods\(image, \['gradcam'\]\)"):

@@ -34,7 +34,7 @@ FEW = {
     "hsic": {"samples": 10, "cells": 3},
     "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.5)},
     "meaningfulperturbation": {"steps": 2, "cells": 5},
-    "deepliftshap": {"baseline": ["zero", "mean"]},
+    "deepliftshap": {"background": ["zero", "mean"]},
     "lime": {"samples": 40, "cells": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0
     "kernelshap": {"samples": 40, "cells": 2},
     "lrp": {"epsilon": 0.0},

@@ -14,7 +14,7 @@ def noise(samples=8):
     drawn = torch.Generator().manual_seed(0)
     assert all(len(torch.randperm(2, generator=drawn)) == 2 for _ in range(samples // 2))
     torch.rand(samples, generator=drawn, dtype=torch.float64)
-    each = [torch.Generator().manual_seed(int(seed)) for seed in torch.randint(2**62, (samples,), generator=drawn)]
+    each = [torch.Generator().manual_seed(int(seed)) for seed in torch.randint(2**63 - 1, (samples,), generator=drawn)]
     return (0.3 * torch.stack([torch.randn(2, 2, 2, generator=one).double() for one in each]).mean(0)).tolist()
 
 

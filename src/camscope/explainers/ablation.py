@@ -9,29 +9,25 @@ from torch import Tensor
 
 from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE, WeightedChannels
+from camscope.explainers.chunks import InPasses
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
-from camscope.explainers.scope import expect_count, expect_one_of
+from camscope.explainers.scope import expect_one_of
 
 
 @register
-class AblationCAM(WeightedChannels):
+class AblationCAM(WeightedChannels, InPasses):
     """Each channel weighs what the score loses without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
 
     y_k: the score with channel k set to zero. The paper divides by y, which no scaled map can see where y > 0, and which
     turns the map inside out where a logit is negative; it is left out. A channel that is zero anyway weighs nothing and
-    costs nothing. `batch_size`: altered copies in one pass; None: as many as fit into memory.
+    costs nothing.
     """
 
     name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
     forwards: ClassVar[str] = "1 + K rests"
     runs_model: ClassVar[bool] = True
     runs_rest: ClassVar[bool] = True
-    batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect_count(None, batch_size=self.batch_size)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -48,14 +44,14 @@ class AblationCAM(WeightedChannels):
 
 
 @register
-class ReciproCAM(LayerExplainer):
+class ReciproCAM(LayerExplainer, InPasses):
     """Each cell's value is what it alone gives the class's probability: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
 
     B_c keeps all channels of cell c. `gaussian`: also its neighbours, each weighed by (1/4, 1/2, 1/4) along every axis, as
     the authors' code for transformers does; their code for convolutions spreads the cell's own vector instead, which is no
     longer a part of A. Class and register tokens stay. The authors stretch p to 0..1, where every map has its 0 and its 1;
     taken off here is p of nothing left, so that zero is no evidence. A single output and a callable target have no
-    probability: the score is taken. `batch_size`: altered copies in one pass; None: as many as fit into memory.
+    probability: the score is taken.
     """
 
     name, paper = "reciprocam", "arXiv:2209.14074"
@@ -63,12 +59,10 @@ class ReciproCAM(LayerExplainer):
     runs_model: ClassVar[bool] = True
     runs_rest: ClassVar[bool] = True
     gaussian: bool = False
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_one_of("gaussian", self.gaussian, True, False)
-        expect_count(None, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

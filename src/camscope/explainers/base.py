@@ -101,10 +101,11 @@ class Explainer(Method):
         return [row[0] for row in explain_each(tools, image, [target], Companions(args, kwargs))]
 
     def sibling(self, method: "str | type[Explainer]") -> "Explainer":
-        """Another method for the same model, with the same settings where it has them."""
-        kind = kind_of(method)
+        """Another method for the same model, with this one's settings where it has them; what is as usual is as usual there."""
+        kind, own = kind_of(method), signature(type(self)).parameters
         shared = [name for name in signature(kind).parameters if _declared(name, kind) is _declared(name, type(self))]
-        return kind(**{name: getattr(self, name) for name in shared})
+        given = {name: getattr(self, name) for name in shared}
+        return kind(**{name: value for name, value in given.items() if value is not own[name].default})
 
     @final
     def explain_batch(
@@ -146,5 +147,5 @@ def kind_of(method: str | type[Explainer]) -> type[Explainer]:
 
 
 def _declared(setting: str, kind: type) -> type | None:
-    """The class that a setting comes from: one of the same name may mean something else elsewhere."""
-    return next((one for one in kind.__mro__ if setting in vars(one).get("__annotations__", {})), None)
+    """The class that a setting comes from first: one of the same name may mean something else elsewhere."""
+    return next((one for one in reversed(kind.__mro__) if setting in vars(one).get("__annotations__", {})), None)

@@ -1,29 +1,80 @@
 """Baselines: inputs that show nothing, which paths start from and which hidden places are filled with."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.inputs import Item, Preprocessing
+from camscope.explainers.draws import Seeded
 from camscope.explainers.masks import blurred
+from camscope.explainers.method import Method
 
 Kind = Literal["zero", "black", "white", "dark", "bright", "mean", "blur", "noise"]
 KINDS = get_args(Kind)
 Baseline = str | Any  # a Kind, or an image of any kind that `explain` takes, or a tensor (C,*S)
+NOTHING: tuple[Baseline, ...] = ("zero", "mean", "blur", "noise")  # where no background is given
 BLUR = 0.1, 0.3  # standard deviation of the Gaussian and where it is cut off, as shares of each axis
 
 
-class Reader(Protocol):
-    """What must be known of a method."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class WithBaseline(Seeded):
+    """A method that shows the model something else in the input's place.
 
-    preprocess: Preprocessing | None
+    `baseline`: see `filled`; of several the map is the mean. `seed`: of what is drawn.
+    """
 
-    def read(self, image: Any) -> Item:
-        """An image as the model takes it."""
+    baseline: Baseline | Sequence[Baseline] = "zero"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.baselines()
+
+    def baselines(self) -> Sequence[Baseline]:
+        """Those that the map is the mean over."""
+        return several(self.baseline)
+
+    def starts(self, x: Tensor) -> list[Tensor]:
+        """(N,C,*S) -> one such tensor for each baseline."""
+        return starts(self.baselines(), x, self)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class WithBackground(Seeded):
+    """A method whose map is a mean over a background of inputs that the input is set against.
+
+    `background`: inputs as the model takes them (M,C,*S), or a list of images, tensors and names of baselines (see
+    `filled`); without one "zero", "mean", "blur" and "noise", which the result notes. `seed`: of what is drawn.
+    """
+
+    background: Tensor | Sequence[Baseline] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.background, str) or (isinstance(self.background, Tensor) and self.background.ndim < 3):
+            raise InputError(f"background={_shown(self.background)}: expected inputs (M,C,H,W), or a list of images")
+        if len(self.baselines()) == 0:
+            raise InputError("background holds nothing: expected one input at least")
+
+    def baselines(self) -> Sequence[Baseline]:
+        """All of the background."""
+        if self.background is None or isinstance(self.background, Tensor):
+            return NOTHING if self.background is None else [*self.background]
+        return several(list(self.background)) if len(self.background) else ()
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What a result says where no background was given."""
+        return () if self.background is not None else (f"no background was given: {', '.join(NOTHING)} instead",)
+
+
+def starts(baselines: Sequence[Baseline], x: Tensor, tool: Seeded, chosen: Sequence[int] | None = None) -> list[Tensor]:
+    """(N,C,*S) -> one such tensor for each baseline, or for those of the `chosen` places; see `filled`."""
+    places = range(len(baselines)) if chosen is None else chosen
+    return [filled(baselines[which], x, tool, tool.seed ^ which) for which in places]
 
 
 def several(baseline: Baseline | Sequence[Baseline]) -> list[Baseline]:
@@ -37,7 +88,7 @@ def several(baseline: Baseline | Sequence[Baseline]) -> list[Baseline]:
     return found
 
 
-def filled(baseline: Baseline, x: Tensor, tool: Reader, seed: int = 0) -> Tensor:
+def filled(baseline: Baseline, x: Tensor, tool: Method, seed: int = 0) -> Tensor:
     """(N,C,*S) -> the same shape: each sample's own baseline, the same whatever batch it came in.
 
     "zero": 0 of the model's input, the mean colour where inputs are normalised; "black", "white": what the preprocessing
@@ -67,16 +118,20 @@ def filled(baseline: Baseline, x: Tensor, tool: Reader, seed: int = 0) -> Tensor
     return given.reshape(1, *x.shape[1:]).expand_as(x)
 
 
-def _colour(name: str, x: Tensor, tool: Reader) -> Tensor:
+def _colour(name: str, x: Tensor, tool: Method) -> Tensor:
     if tool.preprocess is None or x.ndim != 4:
         raise InputError(
             f"baseline={name!r}: what {name} is to the model is known from its preprocessing only, and for pictures only; "
             f"pass preprocess=, or 'zero', 'dark', 'bright', or a tensor (C,H,W)"
         )
     pixels = np.full((*x.shape[2:], 3), {"black": 0, "white": 255}[name], dtype=np.uint8)
-    colour = tool.preprocess(pixels)[0].to(x).flatten(1).mean(1)
+    colour: Tensor = tool.preprocess(pixels)[0].to(x).flatten(1).mean(1)
     return colour.view(1, -1, 1, 1).expand_as(x)
 
 
 def _may_be_a_path(word: str) -> bool:
     return "." in word or "/" in word
+
+
+def _shown(background: object) -> str:
+    return repr(background) if isinstance(background, str) else f"a tensor {tuple(getattr(background, 'shape', ()))}"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from camscope.explainers.method import Method
+from camscope.explainers.scope import expect_count
 from camscope.hooks.base import Hooks, here_only
 from camscope.structure import leaves
 
@@ -53,18 +55,41 @@ def copies_within_memory(width: int, device: torch.device) -> int:
     return max(1, budget // (LIVE * width))
 
 
-def in_chunks(count: int, size: int, run: Callable[[slice], Tensor]) -> Tensor:
-    """(count,): run(slice) of one piece after the other; where memory ends, pieces are halved and tried again."""
-    done: list[Tensor] = []
-    start, size = 0, max(1, size)
-    while start < count:
+def in_turns(count: int, size: int, work: Callable[[slice], bool | None]) -> int:
+    """Call `work` with one piece after the other until it returns True -> how many of `count` were worked off.
+
+    Where memory ends, pieces are halved and tried again, so `work` must add what it found only when it has all of it.
+    """
+    done, size = 0, max(1, size)
+    while done < count:
+        part = slice(done, min(done + size, count))
         try:
-            done.append(run(slice(start, min(start + size, count))))
+            enough = work(part)
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
             torch.cuda.empty_cache()
             size //= 2
             continue
-        start += size
+        done = part.stop
+        if enough:
+            break
+    return done
+
+
+def in_chunks(count: int, size: int, run: Callable[[slice], Tensor]) -> Tensor:
+    """(count,): run(slice) of one piece after the other; see `in_turns`."""
+    done: list[Tensor] = []
+    in_turns(count, size, lambda part: done.append(run(part)))
     return torch.cat(done) if done else torch.empty(0)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class InPasses(Method):
+    """A method that shows the model many versions of an image. `batch_size`: in one pass; None: as many as fit into memory."""
+
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(None, batch_size=self.batch_size)

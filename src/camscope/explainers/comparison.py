@@ -268,7 +268,7 @@ def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | No
 
 def _legend(scale: Scale | Literal["shared"], colormap: str) -> tuple[str, str]:
     """What the bottom and the top colour mean."""
-    if isinstance(scale, tuple):
+    if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING
     strongest = "strongest value" if signed or scale in ("symmetric", "robust") else "maximum"

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from camscope.explainers.base import Explainer, register
 from camscope.explainers.cam import WeightedChannels
+from camscope.explainers.draws import Seeded
 from camscope.explainers.features import Features
 from camscope.explainers.maps import Maps
 from camscope.explainers.masks import smoothed
-from camscope.explainers.scope import checked_finite, expect_number, expect_positive, expect_whole
+from camscope.explainers.scope import checked_finite, expect_number, expect_positive
 from camscope.targets import Score, full_precision
 
 
@@ -44,25 +45,20 @@ class Control(Explainer):
 
 
 @register
-class RandomCAM(WeightedChannels):
+class RandomCAM(WeightedChannels, Seeded):
     """Each channel weighs a random number in -1..1, the same for every input: relu Σ_k u_k A_k.
 
     A control: what is left of a CAM whose weights say nothing. It has no paper of its own; named is the one that asks
-    every method to do better than chance (Adebayo et al. 2018). `seed`: which numbers.
+    every method to do better than chance (Adebayo et al. 2018).
     """
 
     name, paper = "randomcam", "arXiv:1810.03292"
     control: ClassVar[bool] = True
     class_specific: ClassVar[bool] = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect_whole(seed=self.seed)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(1,K,1)"""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.drawing()
         weights = 2 * torch.rand(features.activation.shape[1], generator=generator, dtype=torch.float64) - 1
         return weights.to(features.activation)[None, :, None]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.base import register
+from camscope.explainers.chunks import InPasses
 from camscope.explainers.concepts import ClassGain, Concepts
 from camscope.explainers.factorisation import Factors, factorised
 from camscope.explainers.features import Features
@@ -26,7 +27,7 @@ NAMED = 3  # classes that name a concept
 
 
 @register
-class DeepFeatureFactorization(LayerExplainer):
+class DeepFeatureFactorization(LayerExplainer, InPasses):
     """Concepts h_c (cells) and w_c (channels), none negative, with relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
 
     `factorise` finds the concepts that several images share. The paper asks for no class; the map of one spreads what each
@@ -43,12 +44,10 @@ class DeepFeatureFactorization(LayerExplainer):
     concepts: int = 5
     sweeps: int = 200
     tolerance: float = 1e-6
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(concepts=self.concepts, sweeps=self.sweeps)
-        expect_count(None, batch_size=self.batch_size)
         expect_number(tolerance=self.tolerance, low=0)
 
     def combine(self, features: Features) -> Tensor:

@@ -9,20 +9,21 @@ from torch import Tensor
 from camscope.errors import TargetError
 from camscope.explainers.base import register
 from camscope.explainers.cam import CAM, SPACE, WeightedChannels, sum_of_quotients
+from camscope.explainers.draws import Seeded
 from camscope.explainers.features import Features
-from camscope.explainers.scope import expect_count, expect_number, expect_one_of, expect_whole
+from camscope.explainers.scope import expect_count, expect_number, expect_one_of
 from camscope.targets import Score, class_scores, full_precision
 
 
 @register
-class SmoothGradCAMPlusPlus(WeightedChannels):
+class SmoothGradCAMPlusPlus(WeightedChannels, Seeded):
     """Grad-CAM++ with the powers of g averaged over noisy inputs: relu Σ_k w_k A_k (Omeiza et al. 2019).
 
     w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise that is Grad-CAM++. The paper
     is reported to have <g> on top of α, which makes α depend on the score's unit; <g²> is what Grad-CAM++ has there.
     `samples`: noisy inputs; `sigma`: their noise's standard deviation, as a part of each input's own range of values, as
-    in SmoothGrad, since an absolute one means something else after every normalisation; `seed`: of the noise, which is
-    the same for every input of a batch. Where denominators nearly cancel a note says so, as Grad-CAM++'s does.
+    in SmoothGrad, since an absolute one means something else after every normalisation. The noise is the same for every
+    input of a batch. Where denominators nearly cancel a note says so, as Grad-CAM++'s does.
     """
 
     name, paper = "smoothgradcam++", "arXiv:1908.01224"
@@ -32,13 +33,11 @@ class SmoothGradCAMPlusPlus(WeightedChannels):
     runs_model: ClassVar[bool] = True
     samples: int = 25
     sigma: float = 0.15
-    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(samples=self.samples)
         expect_number(sigma=self.sigma, low=0)
-        expect_whole(seed=self.seed)
 
     def channel_weights(self, features: Features) -> Tensor:
         """(N,K,1)"""
@@ -57,7 +56,7 @@ class SmoothGradCAMPlusPlus(WeightedChannels):
         """Inputs (N,C,*S), one at a time: the same noise on each sample, in its own range's unit."""
         flat = x.flatten(1)
         spread = (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (x.ndim - 1)) * self.sigma
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.drawing()
         for _ in range(self.samples):
             yield x + spread * torch.randn(x.shape[1:], generator=generator).to(x)
 

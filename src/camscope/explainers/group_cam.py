@@ -7,6 +7,7 @@ from torch import Tensor
 
 from camscope.explainers.base import register
 from camscope.explainers.cam import SPACE
+from camscope.explainers.chunks import InPasses
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.masks import blurred, enlarged, extent
@@ -17,14 +18,14 @@ FAINT = 0.7  # of a mask's cells: the authors' threshold is the 70th percentile
 
 
 @register
-class GroupCAM(LayerExplainer):
+class GroupCAM(LayerExplainer, InPasses):
     """Each group's mask M_g weighs what it restores: relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g (Zhang et al. 2021).
 
     b: the input, blurred. p: the class's probability, so that a constant added to all logits changes nothing; the score
     itself where it has no rivals (a callable target, one output). M_g: relu Σ_k mean(g_k) A_k over one of `groups`
     groups of neighbouring channels, without the cells up to its 70th percentile, enlarged and stretched to 0..1; the
     map is the sum before it is enlarged. The signs of the weights are kept, as in the authors' first code. An empty mask
-    restores nothing and costs nothing. `batch_size`: masked inputs in one pass; None: as many as fit into memory.
+    restores nothing and costs nothing.
     """
 
     name, paper = "groupcam", "arXiv:2103.13859"
@@ -33,12 +34,10 @@ class GroupCAM(LayerExplainer):
     needs_gradient: ClassVar[bool] = True
     runs_model: ClassVar[bool] = True
     groups: int = 32
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(groups=self.groups)
-        expect_count(None, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""

@@ -111,7 +111,7 @@ class Method(ABC):
 
     def __repr__(self) -> str:
         usual = {name: one.default for name, one in signature(type(self)).parameters.items()}
-        changed = {name: value for name, value in self.parameters.items() if value != usual.get(name)}
+        changed = {name: value for name, value in self.parameters.items() if getattr(self, name) is not usual[name]}
         settings = "".join(f", {name}={value!r}" for name, value in changed.items())
         return f"{type(self).__name__}({type(self.model).__name__}{settings})"
 

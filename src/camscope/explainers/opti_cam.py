@@ -1,19 +1,18 @@
 """Opti-CAM: the mixture of channels under which the input scores most."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from camscope.errors import LayerError
+from camscope.explainers.adam import Adam
 from camscope.explainers.base import register
 from camscope.explainers.features import Features
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.masks import enlarged, stretched, varying
 from camscope.explainers.scope import expect_count, expect_positive
-from camscope.hooks.checkpoint import plain_checkpoints
-
-KEPT = 0.9, 0.999  # of Adam's running means of the gradient and of its square, at each step
+from camscope.hooks.input_gradient import Staying, with_gradients
 
 
 @register
@@ -43,14 +42,9 @@ class OptiCAM(LayerExplainer):
         channels = features.activation.relu()
         live = varying(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
-        mean, square = channels.new_zeros(live.shape), channels.new_zeros(live.shape)
-        for step in range(1, self.steps + 1):
-            gradient = slope(features, channels, shares)
-            mean = mean.lerp(gradient, 1 - KEPT[0])
-            square = square.lerp(gradient**2, 1 - KEPT[1])
-            size = (square / (1 - KEPT[1] ** step)).sqrt()
-            move = torch.where(size > 0, mean / (1 - KEPT[0] ** step) / size, 0)
-            shares = shares + self.learning_rate * move
+        adam = Adam(self.learning_rate)
+        for _ in range(self.steps):
+            shares = shares + adam.move(-slope(features, channels, shares))
         mixture = mixed(shares, channels)
         return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 
@@ -62,13 +56,15 @@ def mixed(shares: Tensor, channels: Tensor) -> Tensor:
 
 def slope(features: Features, channels: Tensor, shares: Tensor) -> Tensor:
     """(N,K): the gradient of the masked input's score with respect to u. Nobody's `.grad` is touched."""
-    with torch.enable_grad(), plain_checkpoints():
-        shares = shares.detach().requires_grad_()
-        mask = stretched(enlarged(mixed(shares, channels), features.x))[:, None]
-        scores = features.score(features.x * mask.to(features.x.dtype))
+
+    def attempt(staying: Staying) -> Tensor | None:
+        leaf = shares.detach().requires_grad_()
+        mask = stretched(enlarged(mixed(leaf, channels), features.x))[:, None]
+        with staying:
+            scores = features.score(features.x * mask.to(features.x.dtype))
         if not scores.requires_grad:
-            raise LayerError(
-                "the score's gradient does not reach the input: the model detaches it, or turns gradients off, on the way"
-            )
-        (gradient,) = torch.autograd.grad(scores.sum(), shares, allow_unused=True)
-    return torch.zeros_like(shares) if gradient is None else gradient
+            return None
+        found: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
+        return found[0]
+
+    return with_gradients(attempt)

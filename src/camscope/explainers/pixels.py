@@ -1,52 +1,34 @@
-"""PixelExplainer: what every method shares whose map is of the input's own pixels."""
+"""PixelExplainer: what every method shares whose map has a number for each channel of the input's own pixels."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from camscope.explainers.base import Explainer
 from camscope.explainers.maps import Maps
-from camscope.explainers.scope import checked_finite, expect_count, expect_one_of
+from camscope.explainers.scope import checked_finite, expect_one_of
 from camscope.hooks.input_gradient import input_gradients
 from camscope.targets import Score, full_precision
 
 Channels = Literal["sum", "abs", "max", "l2"]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class PixelExplainer(Explainer):
-    """A map of the input's pixels, one number for each channel of each. A method writes `attributed`.
+    """A number for each channel of each of the input's pixels.
 
     `channels`: how a pixel's channels become one number: "sum" of them, with their signs; "abs", the sum of their sizes;
-    "max", the largest size; "l2", the root of the sum of squares. `batch_size`: versions of an image in one pass; None: as
-    many as fit into memory. `progress`: show a bar while it works.
+    "max", the largest size; "l2", the root of the sum of squares.
     """
 
-    _: KW_ONLY
     channels: Channels = "sum"
-    batch_size: int | None = None
-    progress: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_one_of("channels", self.channels, "sum", "abs", "max", "l2")
-        expect_count(None, batch_size=self.batch_size)
-        expect_one_of("progress", self.progress, True, False)
-
-    def heat(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `maps`."""
-        return self.maps(x, [score])[0].heat
-
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
-        """The maps of several scores, one after the other."""
-        return [self.attributed(x, score) for score in scores]
-
-    @abstractmethod
-    def attributed(self, x: Tensor, score: Score) -> Maps:
-        """(N,C,*S) -> the map (N,*S) of one score, and what is known of it; see `over_channels`."""
 
     def over_channels(self, values: Tensor) -> Tensor:
         """(N,C,*S) -> (N,*S): one number a pixel."""
@@ -66,9 +48,9 @@ class OneGradient(PixelExplainer):
     def of_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         """(N,C,*S) twice, at least float32 -> (N,C,*S)."""
 
-    def attributed(self, x: Tensor, score: Score) -> Maps:
-        """See `maps`."""
-        return self.maps(x, [score])[0]
+    def heat(self, x: Tensor, score: Score) -> Tensor:
+        """(N,C,*S) -> (N,*S): see `maps`."""
+        return self.maps(x, [score])[0].heat
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass."""

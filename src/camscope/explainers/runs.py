@@ -1,31 +1,47 @@
 """Runs: a model on many versions of one input, in passes that fit into memory."""
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.chunks import BUDGET, Widths, copies_within_memory, measured
-from camscope.explainers.scope import OnNonFinite, checked_finite
+from camscope.explainers.base import Explainer
+from camscope.explainers.chunks import BUDGET, InPasses, Widths, copies_within_memory, in_turns, measured
+from camscope.explainers.maps import Maps
+from camscope.explainers.scope import checked_finite, expect_one_of
 from camscope.hooks.input_gradient import input_gradients
 from camscope.targets import Score
 
 KEPT = 2  # tensors that a backward pass keeps for each that a module hands on: its output, and what it was made of
 
 
-class Asker(Protocol):
-    """What a method says of how it wants to run."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class ManyRuns(Explainer, InPasses):
+    """A map of the input's pixels that takes many runs of the model. A method writes `attributed`.
 
-    batch_size: int | None
-    progress: bool
-    on_nonfinite: OnNonFinite
+    `progress`: show a bar while it works.
+    """
 
-    @property
-    def title(self) -> str:
-        """The method as a result names it."""
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_one_of("progress", self.progress, True, False)
+
+    def heat(self, x: Tensor, score: Score) -> Tensor:
+        """(N,C,*S) -> (N,*S): see `maps`."""
+        return self.maps(x, [score])[0].heat
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The maps of several scores, one after the other."""
+        return [self.attributed(x, score) for score in scores]
+
+    @abstractmethod
+    def attributed(self, x: Tensor, score: Score) -> Maps:
+        """(N,C,*S) -> the map (N,*S) of one score, and what is known of it."""
 
 
 @dataclass
@@ -35,7 +51,7 @@ class Runs:
     A sample's passes are its own: what its map is made of does not depend on the batch that it came in.
     """
 
-    tool: Asker
+    tool: ManyRuns
     x: Tensor
     score: Score
     values: Tensor = field(init=False)  # (N,): the score of x itself
@@ -70,28 +86,29 @@ class Runs:
     ) -> int:
         """Call `work` with some of so many turns after the other until it returns True -> the turns that were worked off.
 
-        As many at a time as memory allows, or `batch_size`, or `at_once` where a method must; half as many where memory
-        ends, so `work` must add what it found only when it has all of it. An error that ends it says how far it came.
+        As many at a time as memory allows, or `batch_size`, or `at_once` where a method must; see `chunks.in_turns`. An
+        error that ends it says how far it came.
         """
-        size, done = at_once or self.tool.batch_size or self._at_once(gradients), 0
-        with counted(f"{self.tool.title}, image {sample + 1} of {len(self.x)}", turns, self.tool.progress) as advance:
-            while done < turns:
-                part = slice(done, min(done + size, turns))
-                try:
-                    enough = work(part)
-                except torch.OutOfMemoryError:
-                    if size == 1:
-                        raise
-                    torch.cuda.empty_cache()
-                    size //= 2
-                    continue
-                done = part.stop
-                advance(part.stop - part.start)
-                if enough:
-                    break
-        return done
+        with self.counted(sample, turns) as advance:
 
-    def _at_once(self, gradients: bool) -> int:
+            def counting(part: slice) -> bool | None:
+                enough = work(part)
+                advance(part.stop - part.start)
+                return enough
+
+            return in_turns(turns, at_once or self.at_once(gradients=gradients), counting)
+
+    @contextmanager
+    def counted(self, sample: int, steps: int) -> Iterator[Callable[[int], None]]:
+        """A function that is told of so many steps of one sample's done; see `counted`."""
+        what = f"{self.tool.title}, image {sample + 1} of {len(self.x)}"
+        with counted(what, steps, self.tool.progress) as advance:
+            yield advance
+
+    def at_once(self, *, gradients: bool = False) -> int:
+        """Versions of a sample in one pass."""
+        if self.tool.batch_size is not None:
+            return self.tool.batch_size
         per_sample = max(1, (KEPT * self._width.total if gradients else self._width.whole) // len(self.x))
         if not gradients:
             return copies_within_memory(per_sample, self.x.device)
@@ -125,7 +142,7 @@ def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None
     try:
         yield advance
     except BaseException as error:
-        error.add_note(f"{what}: stopped after {done} of {total} passes")
+        error.add_note(f"{what}: stopped after {done} of {total} steps")
         raise
     finally:
         if bar is not None:

@@ -13,29 +13,30 @@ from torch import Tensor
 
 from camscope.explainers.base import register
 from camscope.explainers.cam import WeightedChannels
+from camscope.explainers.chunks import InPasses
+from camscope.explainers.draws import Seeded
 from camscope.explainers.features import Features
 from camscope.explainers.masks import enlarged, leading, stretched, varying
-from camscope.explainers.scope import expect_count, expect_one_of, expect_positive, expect_whole
+from camscope.explainers.scope import expect_count, expect_one_of, expect_positive
 
 Masking = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class MaskedScores(WeightedChannels):
+class MaskedScores(WeightedChannels, InPasses):
     """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. A method writes `masking`.
 
     The papers subtract the score of an empty input, which cancels in the softmax. A constant channel shows nothing: the
     same empty mask serves all of a sample's. `top`: only so many channels, the strongest on average; the others weigh
-    nothing (an approximation). `batch_size`: masked inputs in one pass; None: as many as fit into memory.
+    nothing (an approximation).
     """
 
     runs_model: ClassVar[bool] = True
     top: int | None = None
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_count(None, top=self.top, batch_size=self.batch_size)
+        expect_count(None, top=self.top)
 
     @property
     def turns(self) -> int:
@@ -103,7 +104,7 @@ class ScoreCAM(MaskedScores):
 
 
 @register
-class SSCAM(MaskedScores):
+class SSCAM(MaskedScores, Seeded):
     """Score-CAM with the mean score of noisy masks: of x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
 
     `samples`: noises; `sigma`: their standard deviation; `noise`: "map", or "input" for x ∘ H_k + σ (max x - min x) n_i,
@@ -116,13 +117,11 @@ class SSCAM(MaskedScores):
     samples: int = 35
     sigma: float = 0.5
     noise: Literal["map", "input"] = "map"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(samples=self.samples)
         expect_positive(sigma=self.sigma)
-        expect_whole(seed=self.seed)
         expect_one_of("noise", self.noise, "map", "input")
 
     @property
@@ -138,7 +137,7 @@ class SSCAM(MaskedScores):
     def masking(self, x: Tensor) -> Masking:
         """Rows x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
         shape = (self.samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        drawn = torch.randn(shape, generator=self.drawing(), dtype=torch.float32)
         noises = self.sigma * drawn.to(x)
         if self.noise == "map":
             return lambda rows, masks, turns: rows * (masks + noises[turns])

@@ -43,7 +43,7 @@ def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -
 
 def superpixels(x: Tensor, count: int, compactness: float) -> Tensor:
     """(C,*S) -> (*S): about so many segments, by SLIC of the input stretched to 0..1; three channels are colours."""
-    slic = segmenter().slic
+    slic = of_skimage("segmentation").slic
     values = x.detach().double().cpu()
     span = values.amax() - values.amin()
     values = (values - values.amin()) / (span if bool(span > 0) else 1)
@@ -55,10 +55,10 @@ def superpixels(x: Tensor, count: int, compactness: float) -> Tensor:
     return torch.from_numpy(labels[0] if flat else labels)
 
 
-def segmenter() -> Any:
-    """scikit-image's segmentation; MissingExtraError names the extra that brings it."""
+def of_skimage(part: str) -> Any:
+    """A module of scikit-image; MissingExtraError names the extra that brings it."""
     try:
-        return importlib.import_module("skimage.segmentation")
+        return importlib.import_module(f"skimage.{part}")
     except ImportError as error:
         raise MissingExtraError("scikit-image", "segments") from error
 

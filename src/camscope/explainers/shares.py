@@ -1,20 +1,16 @@
 """Shares: what a score is the sum of, the input's part and every bias's, as one forward and one backward pass show it."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from camscope.errors import ModelError
 from camscope.explainers.biases import Bias, Watch
 from camscope.explainers.grids import on_grid
 from camscope.explainers.scope import OnNonFinite, checked_finite
-from camscope.hooks.base import autocast_uncached
-from camscope.hooks.checkpoint import plain_checkpoints
-from camscope.hooks.input_gradient import GradientsStayOn
+from camscope.hooks.input_gradient import Staying, with_gradients
 from camscope.targets import Score, full_precision
 
 
@@ -111,25 +107,16 @@ def taken_apart(x: Tensor, scores: Sequence[Score], method: Parting) -> list[Sha
 
     The second one lets the model turn gradients off nowhere.
     """
-    for everywhere in (False, True):
-        with torch.enable_grad(), autocast_uncached(), plain_checkpoints():
-            shares = _one_pass(x, scores, method, everywhere)
-        if shares is not None:
-            return shares
-    raise ModelError(
-        "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
-        "inference_mode, or the target reads something else"
-    )
+    return with_gradients(lambda staying: _one_pass(x, scores, method, staying))
 
 
-def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, everywhere: bool) -> list[Shares] | None:
+def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, staying: Staying) -> list[Shares] | None:
     now: list[Shares] = []  # the score whose backward pass runs is the last one
 
     def arrived(bias: Bias, gradient: Tensor) -> None:
         now[-1].add(bias, gradient)
 
     leaf = x.detach().requires_grad_()
-    staying = GradientsStayOn() if everywhere else nullcontext()
     with staying, Watch(scores[0].model, arrived, limits=method.limits):
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         output = scores[0].forward(leaf.clone())

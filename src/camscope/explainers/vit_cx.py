@@ -7,24 +7,25 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.base import register
+from camscope.explainers.chunks import InPasses
+from camscope.explainers.draws import Seeded
 from camscope.explainers.features import Features
 from camscope.explainers.grids import on_grid
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.masks import enlarged, stretched
-from camscope.explainers.scope import expect_count, expect_number, expect_whole
+from camscope.explainers.scope import expect_number
 from camscope.explainers.score_cam import breadth
 
 
 @register
-class ViTCX(LayerExplainer):
+class ViTCX(LayerExplainer, InPasses, Seeded):
     """The mean gain of the masks at each place, Σ_i s_i M_i / Σ_i M_i, less its least cell (Xie et al. 2023).
 
     s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)): the class's probability where only the mask shows the input, less
     what the noise Z alone makes of it; the score itself where the class has no rivals. The masks M_i are channels
     stretched to 0..1; those less than `distance` apart, one minus the cosine of the enlarged ones, are joined by complete
     linkage, and their sum is stretched again. A place that no mask shows is 0, and so is the map of a single mask.
-    `sigma`: the noise's standard deviation as a fraction of the image's range; 0: none. `batch_size`: masked inputs in
-    one pass; None: as many as fit into memory. K counts the joined masks.
+    `sigma`: the noise's standard deviation as a fraction of the image's range; 0: none. K counts the joined masks.
 
     Linkage, `distance` and noise are those of the authors' code, 0.1 of pixels in -1..1. Otherwise here: all masks meet
     the same Z, so that they differ by what they show; they are stretched and counted on the layer's grid; p(x), which is
@@ -37,14 +38,10 @@ class ViTCX(LayerExplainer):
     runs_model: ClassVar[bool] = True
     distance: float = 0.1
     sigma: float = 0.05
-    seed: int = 0
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_number(low=0, distance=self.distance, sigma=self.sigma)
-        expect_whole(seed=self.seed)
-        expect_count(None, batch_size=self.batch_size)
 
     def combine(self, features: Features) -> Tensor:
         """(N,*s)"""
@@ -71,7 +68,7 @@ class ViTCX(LayerExplainer):
     def _chances(self, features: Features, masks: Tensor, live: Tensor) -> Tensor:
         """(M,2): p(x M + Z (1 - M)) and p(x + Z (1 - M)) of the M live masks of all samples."""
         x, (owners, numbers) = features.x, live.nonzero().T
-        drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        drawn = torch.randn(x.shape[1:], generator=self.drawing(), dtype=torch.float32)
         noise = self.sigma * breadth(x) * drawn.to(x)
 
         def versions(part: slice) -> tuple[Tensor, Tensor]:

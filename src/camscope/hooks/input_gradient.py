@@ -1,8 +1,8 @@
 """The gradient of scores at the input of a model, without anything kept on the model or on the input."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from camscope.hooks.base import autocast_uncached
 from camscope.hooks.calls import Calls
 from camscope.hooks.checkpoint import plain_checkpoints
 
+T = TypeVar("T")
+Staying = AbstractContextManager[object]
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
 
 
@@ -21,20 +23,31 @@ def input_gradients(x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]) -> tup
     One forward pass, one backward pass each; a second forward pass where the model turns gradients off, in which it
     cannot. A float16 gradient that vanishes is taken again times 2^k. ModelError where no gradient reaches the input.
     """
-    for everywhere in (False, True):
-        with ExitStack() as scope:
-            scope.enter_context(torch.enable_grad())
-            scope.enter_context(autocast_uncached())
-            scope.enter_context(plain_checkpoints())
-            # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
-            leaf = x.detach().clone().requires_grad_()
-            with GradientsStayOn() if everywhere else ExitStack():
-                values = list(run(leaf.clone()))
-            torch.set_grad_enabled(True)  # even where the model switches it off and never back on
-            found = [_gradient(one, leaf, keep=one is not values[-1]) for one in values]
-            gradients = [one for one in found if one is not None]
-            if len(gradients) == len(values):
-                return [one.detach() for one in values], gradients
+
+    def attempt(staying: Staying) -> tuple[list[Tensor], list[Tensor]] | None:
+        # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
+        leaf = x.detach().clone().requires_grad_()
+        with staying:
+            values = list(run(leaf.clone()))
+        torch.set_grad_enabled(True)  # even where the model switches it off and never back on
+        found = [_gradient(one, leaf, keep=one is not values[-1]) for one in values]
+        gradients = [one for one in found if one is not None]
+        return ([one.detach() for one in values], gradients) if len(gradients) == len(values) else None
+
+    return with_gradients(attempt)
+
+
+def with_gradients(attempt: Callable[[Staying], T | None]) -> T:
+    """What `attempt` finds with gradients on; it runs the model inside the scope that it is given.
+
+    None says that no gradient came through. It is tried once more, then, in a scope that lets the model turn gradients
+    off nowhere; a ModelError if that is of no use.
+    """
+    for staying in (nullcontext(), GradientsStayOn()):
+        with torch.enable_grad(), autocast_uncached(), plain_checkpoints():
+            found = attempt(staying)
+        if found is not None:
+            return found
     raise ModelError(
         "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
         "inference_mode, or the target reads something else; pass a method without gradients, such as occlusion"

@@ -14,42 +14,50 @@ Floats = NDArray[np.floating]
 
 
 def shown(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
-    """(H,W) -> what a colour map is given, and the raw values at the ends of its bar.
+    """(H,W) -> what a colour map is given, and the raw values at the ends of its bar. No scale: "max".
 
     "max" divides by the maximum and clips to 0..1; "robust" by what 99.5 % of the values do not exceed in size;
     "symmetric" by the largest size; (lo, hi) maps that range to 0..1. The diverging map is centred on zero in each.
     """
-    signed = colormap == DIVERGING
-    if isinstance(scale, tuple):
-        strongest = max(map(abs, _checked(scale)))
-        return np.clip(values, *scale) / strongest if signed else scaled(values, scale), scale
-    top = strong(values) if scale == "robust" else float(abs(values).max(initial=0.0))
+    scale, signed = scale or "max", colormap == DIVERGING
+    if signed and scale == "max":
+        scale = "symmetric"
+    low, high = ends(values, scale)
     if signed:
-        return (values / top).clip(-1.0, 1.0) if top > 0 else np.zeros_like(values), (-top, top)
+        return divided(values.clip(low, high), max(-low, high)), (low, high)
     if scale in ("robust", "symmetric"):
-        return scaled(values, scale).clip(0.0), (0.0, top)
-    return scaled(values, "max"), (0.0, float(values.max(initial=0.0)))
+        low = 0.0
+    return divided(values.clip(low, high) - low, high - low), (low, high)
 
 
 def scaled(values: Floats, scale: Scale) -> Floats:
     """(H,W) -> 0..1, or -1..1 under "symmetric" and "robust"; see `shown`."""
     if scale in ("robust", "symmetric"):
+        return shown(values, scale, DIVERGING)[0]
+    return shown(values, scale, "")[0]
+
+
+def ends(values: Floats, scale: Scale) -> tuple[float, float]:
+    """The raw values between which a scale shows differences."""
+    if scale == "max":
+        return 0.0, float(values.max(initial=0.0))
+    if scale in ("robust", "symmetric"):
         top = strong(values) if scale == "robust" else float(abs(values).max(initial=0.0))
-        return (values / top).clip(-1.0, 1.0) if top > 0 else np.zeros_like(values)
-    low, high = (0.0, float(values.max(initial=0.0))) if scale == "max" else _checked(scale)
-    return np.clip((values - low) / (high - low), 0.0, 1.0) if high > low else np.zeros_like(values)
+        return -top, top
+    if not isinstance(scale, tuple | list) or len(scale) != 2:
+        raise InputError(f"scale={scale!r}: expected 'auto', 'max', 'robust', 'symmetric' or (lo, hi)")
+    low, high = map(float, scale)
+    if not low < high:
+        raise InputError(f"scale={scale}: expected (lo, hi) with lo < hi")
+    return low, high
+
+
+def divided(values: Floats, span: float) -> Floats:
+    """Zeros by a span of zero."""
+    return values / span if span > 0 else np.zeros_like(values)
 
 
 def strong(values: Floats) -> float:
     """The size that 99.5 % of the values do not exceed; where that is zero, the largest."""
     size = float(np.quantile(abs(values), ROBUST)) if values.size else 0.0
     return size if size > 0 else float(abs(values).max(initial=0.0))
-
-
-def _checked(scale: object) -> tuple[float, float]:
-    if not isinstance(scale, tuple | list) or len(scale) != 2:
-        raise InputError(f"scale={scale!r}: expected 'auto', 'max', 'robust', 'symmetric' or (lo, hi)")
-    low, high = scale
-    if not low < high:
-        raise InputError(f"scale={scale}: expected (lo, hi) with lo < hi")
-    return low, high

@@ -1,7 +1,6 @@
 """AdapterExplainer: what every method shares that another package computes."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar, TypeVar
@@ -10,17 +9,15 @@ import torch
 from torch import Tensor
 
 from camscope.errors import MissingExtraError, ModelError
-from camscope.explainers.pixels import PixelExplainer
-from camscope.hooks.base import autocast_uncached
-from camscope.hooks.checkpoint import plain_checkpoints
-from camscope.hooks.input_gradient import GradientsStayOn
+from camscope.explainers.runs import ManyRuns
+from camscope.hooks.input_gradient import Staying, with_gradients
 from camscope.targets import Score
 
 T = TypeVar("T")
 
 
-@dataclass(eq=False, repr=False)
-class AdapterExplainer(PixelExplainer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AdapterExplainer(ManyRuns):
     """A map that a package of an extra computes. MissingExtraError where it is not installed."""
 
     package: ClassVar[str]
@@ -32,25 +29,14 @@ class AdapterExplainer(PixelExplainer):
         super().__post_init__()
 
 
-def with_gradients(score: Score, attempt: Callable[[], T | None]) -> T:
-    """What `attempt` finds with gradients on: at once, or where the model switches them off, kept on against its will.
+def kept_on(attempt: Callable[[], T | None]) -> T:
+    """What `attempt` finds, a package's own forward and backward passes, with gradients on: see `with_gradients`."""
 
-    None of it: no way for gradients from the score to the input.
-    """
-    for everywhere in (False, True):
-        with ExitStack() as scope:
-            scope.enter_context(torch.enable_grad())
-            scope.enter_context(autocast_uncached())
-            scope.enter_context(plain_checkpoints())
-            if everywhere:
-                scope.enter_context(GradientsStayOn())
-            found = attempt()
-            if found is not None:
-                return found
-    raise ModelError(
-        f"no gradient goes from the score of {type(score.model).__name__} to its input: the model detaches it, or a part "
-        f"runs on something else; pass a method without gradients, such as kernelshap"
-    )
+    def inside(staying: Staying) -> T | None:
+        with staying:
+            return attempt()
+
+    return with_gradients(inside)
 
 
 def expect_the_same_score(score: Score, sample: int, found: Tensor, expected: Tensor) -> None:

@@ -3,25 +3,28 @@
 import copy
 import threading
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
+from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
 from camscope.explainers.adapters.stand_ins import ruled
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.adapters.unruled import Unruled
 from camscope.explainers.adapters.windows import laid_out
 from camscope.explainers.base import register_with
-from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.baselines import WithBackground, WithBaseline, starts
 from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
-from camscope.explainers.runs import Runs, counted
-from camscope.explainers.scope import checked_finite, expect_whole
+from camscope.explainers.pixels import PixelExplainer
+from camscope.explainers.runs import Runs
+from camscope.explainers.scope import checked_finite
 from camscope.targets import Score, full_precision
 
 
@@ -37,50 +40,48 @@ class Against(NamedTuple):
     said: tuple[str, ...]
 
 
-@register_with("captum", "captum")
-class DeepLIFT(AdapterExplainer):
-    """Σ_c m_c (x_c - x'_c): what each pixel adds to the score against a baseline x' (Shrikumar et al. 2017, Rescale rule).
+@dataclass(kw_only=True, eq=False, repr=False)
+class Lifted(AdapterExplainer, PixelExplainer):
+    """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `starts`.
 
     m: the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass
     on Δout/Δin, by captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a
     note names it, and how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and
-    `score_change`. captum works on a copy of the modules, one image and one baseline at a time; there a module that runs
-    several times is several, what a rule is for is a tensor of its own, what clips is a ReLU by name, and windows of a
-    pooling do not overlap, all of which captum needs.
-    `baseline`: see `baselines.filled`; of several the map is the mean. `seed`: of what is drawn.
+    `score_change`. captum works on a copy of the modules, one image and one x' at a time; there a module that runs several
+    times is several, what a rule is for is a tensor of its own, what clips is a ReLU by name, and windows of a pooling do
+    not overlap, all of which captum needs.
     """
 
-    name, paper = "deeplift", "arXiv:1704.02685"
-    forwards: ClassVar[str] = "3"
-    backwards: ClassVar[str] = "2"
     package: ClassVar[str] = "captum"
     extra: ClassVar[str] = "captum"
-    baseline: Baseline | Sequence[Baseline] = "zero"
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        several(self.baseline)
-        expect_whole(seed=self.seed)
+    @abstractmethod
+    def starts(self, x: Tensor) -> list[Tensor]:
+        """(N,C,*S) -> one such tensor for each x'."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What a result says of them."""
+        return ()
 
     def attributed(self, x: Tensor, score: Score) -> Maps:
         """The mean over the baselines, and how far it is from being complete."""
         with observed(score.model) as seen:
             runs = Runs(self, x, score)
-        starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
+        starts = self.starts(x)
         every = [self._mean(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
         values, changes = torch.stack([one.values for one in every]), torch.stack([one.change for one in every])
         return Maps(
             self.over_channels(values),
             zero_gradient=torch.tensor([one.flat for one in every], device=x.device),
-            own=tuple(one.said for one in every),
+            own=tuple((*self.said, *one.said) for one in every),
             measures={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
         )
 
     def _mean(self, runs: Runs, seen: Seen, sample: int, starts: Sequence[Tensor]) -> Against:
         """Of one sample over the baselines (C,*S)."""
-        what, each = f"{self.title}, image {sample + 1} of {len(runs.x)}", list[Against]()
-        with counted(what, len(starts), self.progress) as advance:
+        each = list[Against]()
+        with runs.counted(sample, len(starts)) as advance:
             for start in starts:
                 each.append(self._against(runs, seen, sample, start))
                 advance(1)
@@ -95,9 +96,7 @@ class DeepLIFT(AdapterExplainer):
         """One sample against one baseline (C,*S)."""
         asked, rest = _Asked(runs.score, seen, sample), Unruled()
         rest.watch(asked)
-        multipliers = full_precision(
-            with_gradients(runs.score, lambda: _multipliers(asked, runs.x[sample], start, rest))
-        )
+        multipliers = full_precision(kept_on(lambda: _multipliers(asked, runs.x[sample], start, rest)))
         checked_finite("the multipliers at the input", multipliers, self.on_nonfinite)
         value, reference = asked.values
         if self.mode == "eval":
@@ -111,24 +110,36 @@ class DeepLIFT(AdapterExplainer):
 
 
 @register_with("captum", "captum")
-class DeepLIFTSHAP(DeepLIFT):
+class DeepLIFT(WithBaseline, Lifted):
+    """Σ_c m_c (x_c - x'_c): what each pixel adds to the score against a baseline x' (Shrikumar et al. 2017, Rescale rule).
+
+    See `Lifted`.
+    """
+
+    name, paper = "deeplift", "arXiv:1704.02685"
+    forwards: ClassVar[str] = "3"
+    backwards: ClassVar[str] = "2"
+
+
+@register_with("captum", "captum")
+class DeepLIFTSHAP(WithBackground, Lifted):
     """The mean of DeepLIFT over a background of baselines: an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
-    `baseline`: the background, two at least: images, tensors, or kinds of nothing.
+    The background holds two at least; see `Lifted`.
     """
 
     name, paper = "deepliftshap", "arXiv:1705.07874"
-    forwards: ClassVar[str] = "1 + 2 x len(baseline)"
-    backwards: ClassVar[str] = "2 x len(baseline)"
-    baseline: Baseline | Sequence[Baseline] = ("zero", "mean", "blur", "noise")
+    forwards: ClassVar[str] = "1 + 2 x len(background)"
+    backwards: ClassVar[str] = "2 x len(background)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(several(self.baseline)) < 2:
-            raise InputError(
-                f"baseline={self.baseline!r}: deepliftshap is a mean over a background; pass a list of two at least, or "
-                f"one to deeplift"
-            )
+        if len(self.baselines()) < 2:
+            raise InputError("background holds one input: deepliftshap is a mean over several; pass one to deeplift")
+
+    def starts(self, x: Tensor) -> list[Tensor]:
+        """(N,C,*S) for each of the background."""
+        return starts(self.baselines(), x, self)
 
 
 class _CutError(Exception):

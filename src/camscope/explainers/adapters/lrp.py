@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import ModelError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, with_gradients
+from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
 from camscope.explainers.adapters.relevance import Routed, Rules
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.base import register_with
 from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
+from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import Runs, counted
 from camscope.explainers.scope import checked_finite, expect_number, expect_one_of
 from camscope.structure import leaves, mapped
@@ -34,7 +35,7 @@ FIRST = ("epsilon_plus_flat", "epsilon_alpha2_beta1_flat", "epsilon_gamma_box") 
 
 
 @register_with("zennit", "lrp")
-class LRP(AdapterExplainer):
+class LRP(AdapterExplainer, PixelExplainer):
     """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
 
     `composite`: zennit's rules by kind of layer: linear ones ε, convolutions z⁺ ("epsilon_plus"), α=2 β=1
@@ -95,7 +96,7 @@ class LRP(AdapterExplainer):
             for module in twin.modules():
                 if has_rule(module):
                     routed.watch(module)
-            value, start, relevance = with_gradients(runs.score, lambda: _back(score, x, owners, twin, routed))
+            value, start, relevance = kept_on(lambda: _back(score, x, owners, twin, routed))
         if self.mode == "eval":
             expect_the_same_score(runs.score, sample, value, runs.values[sample])
         found = full_precision(relevance[0])

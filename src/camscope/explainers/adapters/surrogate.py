@@ -2,9 +2,9 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -15,34 +15,30 @@ from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer
 from camscope.explainers.adapters.linear_fit import Fit, Fitted, explained, least_squares
 from camscope.explainers.base import register_with
-from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.baselines import WithBaseline
 from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs
-from camscope.explainers.scope import expect_count, expect_number, expect_positive, expect_whole
+from camscope.explainers.scope import expect_count, expect_number, expect_positive
 from camscope.explainers.segments import Segments, expect_segments, labels_of, parts_of_grid
 from camscope.targets import Score
 
 Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
 
 
-@dataclass(eq=False, repr=False)
-class SurrogateExplainer(AdapterExplainer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SurrogateExplainer(WithBaseline, AdapterExplainer):
     """What each cell counts for in a linear model of the score, at each of the cell's pixels. A method writes `captums`.
 
     `cells`: of a grid, so many along each axis, or fewer where an axis is shorter. `segments`: in their place so many
     superpixels, a label map, or what makes one: see `segments.labels_of`. `samples`: versions of the image with cells
-    shown at random, all others filled by `baseline` (see `baselines.filled`; of several the map is the mean). captum draws
-    which, from `seed`, and weighs them; they run as many at a time as fit into memory, and the model is fitted in float64.
-    A cell is hidden in all channels and has one number: `channels` has nothing to choose.
+    shown at random, all others filled by `baseline`. captum draws which, from `seed`, and weighs them; they run as many
+    at a time as fit into memory, and the model is fitted in float64. A cell is hidden in all channels and has one number.
     """
 
-    _: KW_ONLY
     cells: int = 7
     segments: Segments | None = None
     samples: int = 500
-    baseline: Baseline | Sequence[Baseline] = "zero"
-    seed: int = 0
 
     package: ClassVar[str] = "captum"
     extra: ClassVar[str] = "captum"
@@ -51,12 +47,6 @@ class SurrogateExplainer(AdapterExplainer):
         super().__post_init__()
         expect_count(cells=self.cells, samples=self.samples)
         expect_segments(None, segments=self.segments)
-        if self.channels != "sum":
-            raise InputError(
-                f"channels={self.channels!r}: {self.name} has one number a cell, not one a channel; leave it out"
-            )
-        several(self.baseline)
-        expect_whole(seed=self.seed)
 
     @abstractmethod
     def captums(self, scores: Scores, fit: Fit) -> Any:
@@ -69,7 +59,7 @@ class SurrogateExplainer(AdapterExplainer):
     def attributed(self, x: Tensor, score: Score) -> Maps:
         """The mean over the baselines; how well the linear model fits is in each sample's notes."""
         runs = Runs(self, x, score)
-        starts = [filled(one, x, self, self.seed) for one in several(self.baseline)]
+        starts = self.starts(x)
         made, every = [], []
         for sample in range(len(x)):
             places, count = self._places(x[sample])

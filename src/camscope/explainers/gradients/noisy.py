@@ -1,32 +1,31 @@
 """Gradients at noisy copies of the input: their mean, the mean of their squares, their variance."""
 
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from camscope.explainers.base import register
+from camscope.explainers.draws import Seeded, normal, seeds
 from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import Channels, PixelExplainer
-from camscope.explainers.runs import Runs
-from camscope.explainers.scope import expect_count, expect_number, expect_whole
+from camscope.explainers.runs import ManyRuns, Runs
+from camscope.explainers.scope import expect_count, expect_number
 from camscope.targets import Score, full_precision
 
 
-@dataclass(eq=False, repr=False)
-class Noisy(PixelExplainer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Noisy(PixelExplainer, ManyRuns, Seeded):
     """What gradients say at copies x + σ z of the input, z normal. A method writes `of_moments`.
 
-    `samples`: copies; `sigma`: σ as a share of the way from each input's least number to its largest; `seed`: of z. Every
-    input is given the same z.
+    `samples`: copies; `sigma`: σ as a share of the way from each input's least number to its largest. Every input is
+    given the same z.
     """
 
-    _: KW_ONLY
     samples: int = 25
     sigma: float = 0.15
-    seed: int = 0
 
     forwards: ClassVar[str] = "1 + samples"
     backwards: ClassVar[str] = "samples"
@@ -35,7 +34,6 @@ class Noisy(PixelExplainer):
         super().__post_init__()
         expect_count(samples=self.samples)
         expect_number(low=0, sigma=self.sigma)
-        expect_whole(seed=self.seed)
 
     @abstractmethod
     def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
@@ -54,17 +52,13 @@ class Noisy(PixelExplainer):
         """(C,*S) twice: mean and variance, by way of differences from the first, which cancel nothing."""
         x = full_precision(runs.x[sample])
         spread = self.sigma * (x.amax() - x.amin())
-        draws = torch.Generator().manual_seed(self.seed)
-        seeds = torch.randint(2**63 - 1, (self.samples,), generator=draws).tolist()  # a turn's own, whatever the pass
+        each = seeds(self.samples, self.drawing())
         first: list[Tensor] = []
         total, squares = (torch.zeros_like(x, dtype=torch.float64) for _ in range(2))
 
-        def noise(turn: int) -> Tensor:
-            return torch.randn(x.shape, generator=draws.manual_seed(seeds[turn]), dtype=torch.float32)
-
         def work(part: slice) -> None:
-            drawn = torch.stack([noise(turn) for turn in range(part.start, part.stop)]).to(x)
-            gradients = runs.gradients(sample, (x + spread * drawn).to(runs.x.dtype))[1].double()
+            noisy = x + spread * normal(each[part], x)
+            gradients = runs.gradients(sample, noisy.to(runs.x.dtype))[1].double()
             apart = gradients - (first or gradients)[0]  # the last that takes memory: from here on all of it is added
             first.extend(gradients[:1].clone() if not first else ())
             for one in apart:

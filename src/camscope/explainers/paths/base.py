@@ -2,17 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.baselines import WithBaseline
 from camscope.explainers.gaps import gap_in_words
 from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
-from camscope.explainers.runs import Runs
-from camscope.explainers.scope import expect_whole
+from camscope.explainers.runs import ManyRuns, Runs
 from camscope.targets import Score, full_precision
 
 
@@ -31,7 +30,7 @@ class Followed:
     said: tuple[str, ...] = ()
 
 
-class PathExplainer(PixelExplainer):
+class PathExplainer(PixelExplainer, ManyRuns):
     """A map that adds up to the score's change along a path to the input. A method writes `followed`.
 
     How far it is from doing so is in the result's `measures`: `completeness_gap`, what the map adds up to less
@@ -39,13 +38,18 @@ class PathExplainer(PixelExplainer):
     """
 
     @abstractmethod
-    def followed(self, runs: Runs, sample: int) -> Followed:
-        """The path, or the mean over paths, to one sample."""
+    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
+        """The path, or the mean over paths, to one sample, from `starts` (C,*S) of its own."""
+
+    def starts(self, x: Tensor) -> list[Tensor]:
+        """(N,C,*S) -> as many tensors of that shape as there are beginnings."""
+        return []
 
     def attributed(self, x: Tensor, score: Score) -> Maps:
         """The map (N,*S), and how far it is from being complete."""
         runs = Runs(self, x, score)
-        found = [self.followed(runs, sample) for sample in range(len(x))]
+        starts = self.starts(x)
+        found = [self.followed(runs, sample, [start[sample] for start in starts]) for sample in range(len(x))]
         values = torch.stack([one.values for one in found])
         changes = torch.stack([one.change.double() for one in found])
         totals = values.double().flatten(1).sum(1)
@@ -69,21 +73,8 @@ class PathExplainer(PixelExplainer):
         return self.over_channels(values)
 
 
-@dataclass(eq=False, repr=False)
-class BaselinePath(PathExplainer):
-    """A map that adds up to the score less a baseline's. A method writes `along`.
-
-    `baseline`: see `baselines.filled`; of several the map is the mean. `seed`: of what is drawn.
-    """
-
-    _: KW_ONLY
-    baseline: Baseline | Sequence[Baseline] = "zero"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        several(self.baseline)
-        expect_whole(seed=self.seed)
+class BaselinePath(WithBaseline, PathExplainer):
+    """A map that adds up to the score less a baseline's. A method writes `along`."""
 
     @abstractmethod
     def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:
@@ -92,17 +83,11 @@ class BaselinePath(PathExplainer):
         `change` (): the score less the baseline's.
         """
 
-    def baselines(self) -> list[Baseline]:
-        """Those that the map is the mean over."""
-        return several(self.baseline)
-
-    def followed(self, runs: Runs, sample: int) -> Followed:
+    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
         """The mean over the baselines."""
-        x = runs.x[sample, None]
-        starts = [filled(one, x, self, self.seed ^ which) for which, one in enumerate(self.baselines())]
-        changes = torch.stack([runs.values[sample] - runs.scores(sample, start)[0] for start in starts])
-        parts = [self.along(runs, sample, start[0], change) for start, change in zip(starts, changes, strict=True)]
-        moved = any(not torch.equal(start, x) for start in starts)
+        changes = torch.stack([runs.values[sample] - runs.scores(sample, start[None])[0] for start in starts])
+        parts = [self.along(runs, sample, start, change) for start, change in zip(starts, changes, strict=True)]
+        moved = any(not torch.equal(start, runs.x[sample]) for start in starts)
         said = () if moved else ("the input is the baseline itself: there is nothing to explain",)
         values = torch.stack([part for part, _ in parts]).mean(0)
         return Followed(values, changes.mean(), sum(taken for _, taken in parts), moved, said)

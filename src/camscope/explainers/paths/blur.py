@@ -1,6 +1,7 @@
 """Blur IG: the score followed while the input comes into focus."""
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -33,7 +34,7 @@ class BlurIG(PathExplainer):
         expect_count(steps=self.steps)
         expect_positive(sigma=self.sigma)
 
-    def followed(self, runs: Runs, sample: int) -> Followed:
+    def followed(self, runs: Runs, sample: int, starts: Sequence[Tensor]) -> Followed:
         """Chord by chord."""
         x = runs.x[sample]
         blurs = Blurs(x)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.explainers.segments import segmenter
+from camscope.explainers.segments import of_skimage
 
 SMOOTHED = 0.8  # cells: the Gaussian that a picture is under when it is cut; Felzenszwalb & Huttenlocher's own
 
@@ -57,12 +57,12 @@ def regions_of(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -
     low, high = wide.amin(), wide.amax()
     picture = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
     seen = (picture if len(x) <= 3 else picture.mean(0, keepdim=True)).movedim(0, -1).numpy()
-    cut = segmenter().felzenszwalb
+    cut = of_skimage("segmentation").felzenszwalb
     owners, pixels, count = [], [], 0
     for scale in scales:
         labels = torch.from_numpy(cut(seen, scale=scale, sigma=SMOOTHED, min_size=min_size)).long()
         for label in labels.unique():
-            inside = widened(labels == label, margin).flatten().nonzero()[:, 0]
+            inside = places(labels == label, margin)
             pixels.append(inside)
             owners.append(torch.full_like(inside, count))
             count += 1
@@ -72,10 +72,13 @@ def regions_of(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -
     return Regions(every[order], whose[order], first, count)
 
 
-def widened(mask: Tensor, margin: int) -> Tensor:
-    """(H,W) -> (H,W): every pixel not farther than so many pixels from the mask."""
-    if margin == 0:
-        return mask
-    steps = torch.arange(-margin, margin + 1)
-    disk = (steps[:, None] ** 2 + steps**2 <= margin**2).float()
-    return F.conv2d(mask[None, None].float(), disk[None, None], padding=margin)[0, 0] > 0.5
+def places(mask: Tensor, margin: int) -> Tensor:
+    """(H,W) -> (P,): the numbers of the pixels not farther than so many pixels from the mask; looked for near it only."""
+    rows, columns = (mask.any(axis).nonzero()[:, 0] for axis in (1, 0))
+    top, left = (max(0, int(one[0]) - margin) for one in (rows, columns))
+    part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
+    down, right = (
+        torch.from_numpy(of_skimage("morphology").isotropic_dilation(part.numpy(), margin)).nonzero().unbind(1)
+    )
+    numbers: Tensor = (down + top) * mask.shape[1] + right + left
+    return numbers

@@ -15,7 +15,7 @@ from camscope.explainers.paths.regions import Regions, regions_of
 from camscope.explainers.paths.straight import straight
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_positive, expect_whole
-from camscope.explainers.segments import segmenter
+from camscope.explainers.segments import of_skimage
 from camscope.targets import Score
 
 SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)
@@ -53,7 +53,7 @@ class XRAI(BaselinePath):
         for scale in self.scales:
             expect_positive(scales=scale)
 
-    def baselines(self) -> list[Baseline]:
+    def baselines(self) -> Sequence[Baseline]:
         """Those that the map is the mean over."""
         if self.baseline is not None:
             return several(self.baseline)
@@ -63,7 +63,7 @@ class XRAI(BaselinePath):
         """The map (N,H,W), and how far it is from being complete."""
         if x.ndim != 4:
             raise InputError(f"xrai cuts pictures into regions: the input is {tuple(x.shape)}, not (N,C,H,W)")
-        segmenter()  # what is missing is said before anything runs
+        of_skimage("segmentation")  # what is missing is said before anything runs
         return super().attributed(x, score)
 
     def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:

@@ -2,17 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.base import Explainer
-from camscope.explainers.baselines import Baseline, filled, several
+from camscope.explainers.baselines import WithBaseline
+from camscope.explainers.chunks import in_turns
 from camscope.explainers.maps import Maps
-from camscope.explainers.runs import Runs
-from camscope.explainers.scope import expect_count, expect_one_of, expect_whole
+from camscope.explainers.runs import ManyRuns, Runs
 from camscope.targets import Score, full_precision
 
 Masks = Callable[[slice], Tensor]  # some of a method's masks (R,*S): 1 shows the input, 0 the fill
@@ -70,51 +69,33 @@ class Veiled:
 
     def slopes(self, masks: Tensor, *, chance: bool = False) -> tuple[Tensor, Tensor]:
         """(R,*S) -> (R,), (R,*S): the score, or the probability, and its gradient at the masks; means over the fills."""
-        values, slopes = [], []
-        for fill in self.fills:
-            value, gradient = self.runs.gradients(self.sample, self.through(masks, fill), chance=chance)
-            values.append(value)
-            slopes.append((gradient * (full_precision(self.x) - full_precision(fill))).sum(1))
-        return torch.stack(values).mean(0), torch.stack(slopes).mean(0)
+        values, slopes = (torch.zeros_like(one, dtype=torch.float64) for one in (masks.flatten(1)[:, 0], masks))
+
+        def work(part: slice) -> None:
+            each = [
+                self.runs.gradients(self.sample, self.through(masks[part], fill), chance=chance) for fill in self.fills
+            ]
+            for (value, gradient), fill in zip(each, self.fills, strict=True):
+                values[part] += value
+                slopes[part] += (gradient * (full_precision(self.x) - full_precision(fill))).sum(1)
+
+        in_turns(len(masks), self.runs.at_once(gradients=True), work)
+        return values / len(self.fills), (slopes / len(self.fills)).to(masks.dtype)
 
 
-@dataclass(eq=False, repr=False)
-class PerturbationExplainer(Explainer):
+class PerturbationExplainer(WithBaseline, ManyRuns):
     """A map of what the score loses, or keeps, when parts of the input are hidden. A method writes `found`.
 
-    `baseline`: what is seen where the input is hidden, see `baselines.filled`; of several the map is the mean. `seed`: of
-    what is drawn. `batch_size`: versions of an image in one pass; None: as many as fit into memory. `progress`: show a
-    bar while it works.
+    What is seen where the input is hidden is the `baseline`.
     """
-
-    _: KW_ONLY
-    baseline: Baseline | Sequence[Baseline] = "zero"
-    seed: int = 0
-    batch_size: int | None = None
-    progress: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        several(self.baseline)
-        expect_whole(seed=self.seed)
-        expect_count(None, batch_size=self.batch_size)
-        expect_one_of("progress", self.progress, True, False)
 
     @abstractmethod
     def found(self, veiled: Veiled) -> Found:
         """The map of one sample."""
 
-    def heat(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `maps`."""
-        return self.maps(x, [score])[0].heat
-
-    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
-        """The maps of several scores, one after the other."""
-        return [self._of(x, score) for score in scores]
-
-    def _of(self, x: Tensor, score: Score) -> Maps:
-        runs = Runs(self, x, score)
-        fills = [filled(one, x, self, self.seed) for one in several(self.baseline)]
+    def attributed(self, x: Tensor, score: Score) -> Maps:
+        """The map (N,*S), and its standard error where it is a mean over masks."""
+        runs, fills = Runs(self, x, score), self.starts(x)
         each = [self.found(Veiled(runs, i, [fill[i] for fill in fills])) for i in range(len(x))]
         kind = torch.promote_types(x.dtype, torch.float32)
         errors = [one.error for one in each if one.error is not None]

@@ -12,7 +12,6 @@ from camscope.explainers.base import register
 from camscope.explainers.baselines import Baseline
 from camscope.explainers.masks import enlarged
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
-from camscope.explainers.runs import counted
 from camscope.explainers.scope import expect_count, expect_positive
 
 RADIUS = 3  # cells: σ of the kernel, by which a mask can change from one place to the next
@@ -61,8 +60,7 @@ class ExtremalPerturbation(PerturbationExplainer):
         shape = len(self.areas), *extents(self.cells, size)
         coarse = torch.full(shape, HALF, dtype=kind, device=veiled.x.device)
         speed = torch.zeros_like(coarse)
-        what = f"{self.title}, image {veiled.sample + 1} of {len(veiled.runs.x)}"
-        with counted(what, self.steps, self.progress) as advance:
+        with veiled.runs.counted(veiled.sample, self.steps) as advance:
             for step in range(self.steps):
                 weight = WEIGHT * RISE_OF_WEIGHT ** (step / self.steps) if step else 0.0
                 speed = speed.lerp(self.slope(veiled, coarse, weight), 1 - MOMENTUM)
@@ -79,10 +77,9 @@ class ExtremalPerturbation(PerturbationExplainer):
             masks = self.masks(veiled, leaf)
             ordered = masks.flatten(1).sort(1).values
             misfit = (ordered - self.reference(ordered)).square().mean(1).sum()
-        size = self.batch_size or len(coarse)
-        parts = [veiled.slopes(masks[i : i + size].detach())[1] for i in range(0, len(coarse), size)]
+        slopes = veiled.slopes(masks.detach())[1]
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad((masks * torch.cat(parts)).sum() - weight * misfit, leaf)
+            (gradient,) = torch.autograd.grad((masks * slopes).sum() - weight * misfit, leaf)
         return gradient
 
     def masks(self, veiled: Veiled, coarse: Tensor) -> Tensor:

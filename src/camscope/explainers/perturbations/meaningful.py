@@ -6,14 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from camscope.explainers.adam import Adam
 from camscope.explainers.base import register
 from camscope.explainers.baselines import Baseline
 from camscope.explainers.masks import enlarged
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
-from camscope.explainers.runs import counted
 from camscope.explainers.scope import expect_count, expect_number, expect_positive
 
-KEPT = 0.9, 0.999  # of Adam's running means of the gradient and of its square, at each step
 DISCS, ENOUGH = 10, 0.99  # the last disc is the whole input, which has to be enough
 BEND = 3  # β, the power of the mask's differences
 
@@ -49,15 +48,11 @@ class MeaningfulPerturbation(PerturbationExplainer):
     def found(self, veiled: Veiled) -> Found:
         """(*S)"""
         coarse = self.first(veiled)
-        mean, square = torch.zeros_like(coarse), torch.zeros_like(coarse)
-        what = f"{self.title}, image {veiled.sample + 1} of {len(veiled.runs.x)}"
-        with counted(what, self.steps, self.progress) as advance:
-            for step in range(1, self.steps + 1):
+        adam = Adam(self.learning_rate)
+        with veiled.runs.counted(veiled.sample, self.steps) as advance:
+            for _ in range(self.steps):
                 gradient, left = self.slope(veiled, coarse)
-                mean, square = mean.lerp(gradient, 1 - KEPT[0]), square.lerp(gradient.square(), 1 - KEPT[1])
-                size = (square / (1 - KEPT[1] ** step)).sqrt()
-                move = torch.where(size > 0, mean / (1 - KEPT[0] ** step) / size, 0)
-                coarse = (coarse - self.learning_rate * move).clamp(0, 1)
+                coarse = (coarse + adam.move(gradient)).clamp(0, 1)
                 advance(1)
         note = f"deleted {1 - float(coarse.mean()):.1%} in {self.steps} steps; {left:.3g} was left before the last"
         return Found((1 - enlarged(coarse, veiled.runs.x)[0]).double(), notes=(note,))

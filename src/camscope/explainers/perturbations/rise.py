@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import InputError
@@ -47,12 +46,10 @@ class RISE(SampledExplainer):
         counts = extents(self.cells, size)
         grid = [count + 1 for count in counts]
         numbers = torch.Size(grid).numel()
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.rand(self.samples, numbers + len(size), generator=generator, dtype=torch.float32).to(device)
+        drawn = torch.rand(self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32).to(device)
         kind = torch.promote_types(veiled.x.dtype, torch.float32)
         shown, shifts = (drawn[:, :numbers] < self.keep).view(-1, *grid).to(kind), drawn[:, numbers:]
-        ways = [enlarging(*axis).to(shown) for axis in zip(size, counts, strict=True)]
-        return lambda part: enlarged(shown[part], ways, shifts[part])
+        return lambda part: spread(shown[part], shifts[part], size, counts)
 
 
 @register
@@ -69,20 +66,16 @@ class DRISE(RISE):
     cells: int = 16
 
 
-def enlarging(length: int, cells: int) -> Tensor:
-    """(shifts,length,cells + 1): how a grid of one more cell becomes pixels of one axis, linearly, at each shift of it."""
-    pixels = -(-length // cells)
-    whole = F.interpolate(
-        torch.eye(cells + 1, dtype=torch.float64)[None], (cells + 1) * pixels, mode="linear", align_corners=False
-    )[0]
-    return whole.unfold(1, length, 1)[:, :pixels].permute(1, 2, 0)
-
-
-def enlarged(grids: Tensor, ways: Sequence[Tensor], shifts: Tensor) -> Tensor:
-    """(R,*s), one of `enlarging` an axis, (R,axes) in 0..1 -> (R,*S)."""
-    for axis, way in enumerate(ways):
-        which = (shifts[:, axis] * len(way)).long().clamp(max=len(way) - 1)
+def spread(grids: Tensor, shifts: Tensor, size: Sequence[int], cells: Sequence[int]) -> Tensor:
+    """(R,*s), one more than `cells` along each axis, and (R,axes) in 0..1 -> (R,*S): enlarged linearly, cut from there on."""
+    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
+        pixels = -(-length // count)
+        first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)
+        places = (torch.arange(length, device=grids.device).to(grids) + first + 0.5) / pixels - 0.5
+        numbers = torch.arange(count + 1, device=grids.device)
+        ways = (1 - (places.clamp(0, count)[..., None] - numbers).abs()).clamp(min=0).to(grids)  # (R,length,count + 1)
         lines = grids.movedim(axis + 1, 1)
-        grown = way[which] @ lines.reshape(*lines.shape[:2], -1)
-        grids = grown.view(len(grids), way.shape[1], *lines.shape[2:]).movedim(1, axis + 1)
+        grids = (
+            (ways @ lines.reshape(*lines.shape[:2], -1)).view(len(grids), length, *lines.shape[2:]).movedim(1, axis + 1)
+        )
     return grids

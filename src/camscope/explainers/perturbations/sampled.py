@@ -1,7 +1,7 @@
 """SampledExplainer: what every method shares whose map is a mean over random masks, and how sure that mean is."""
 
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Running:
         return error / span if span > 0 else float(error > 0)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
     """The mean over random masks of mask times probability, and its standard error. A method writes `masks` and `weight`.
 
@@ -54,7 +54,6 @@ class SampledExplainer(PerturbationExplainer):
     at after every 64 masks, however many of them run at a time.
     """
 
-    _: KW_ONLY
     samples: int = 4000
     until: float | None = None
 

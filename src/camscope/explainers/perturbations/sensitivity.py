@@ -1,7 +1,7 @@
 """Sobol and HSIC attribution: how the score's spread depends on each cell of a grid of random masks."""
 
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,14 +15,13 @@ from camscope.explainers.scope import expect_count
 from camscope.explainers.segments import parts_of_grid
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class GridSensitivity(PerturbationExplainer):
     """A number a cell of a grid of masks: what the spread of the score under the masks has to do with it.
 
     `cells`: along each axis. `samples`: masks, for Sobol pairs of them. A pixel has its cell's number.
     """
 
-    _: KW_ONLY
     cells: int = 8
     samples: int = 32
 
@@ -105,8 +104,7 @@ class HSIC(GridSensitivity):
 
     def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """(count,)"""
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.rand(self.samples, count, generator=generator, dtype=torch.float32)
+        drawn = torch.rand(self.samples, count, generator=self.drawing(), dtype=torch.float32)
         shown = (drawn.argsort(0) < self.samples // 2).to(labels.device)
         flat = labels.flatten()
         scores = veiled.all_scores(self.samples, lambda part: shown[part][:, flat].view(-1, *labels.shape))
