@@ -168,6 +168,29 @@ class Largest(nn.Module):
 
 
 @CAPTUM
+@pytest.mark.parametrize("act", [nn.ReLU6(True), nn.ReLU6(), nn.Hardtanh(-0.2, 0.1), nn.Hardtanh(inplace=True)])
+def test_what_is_clipped_has_the_rule_of_relus(act):
+    model, x = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), act, nn.Flatten(), nn.Linear(64, 2)), 3, 6, 6)
+    x *= 20  # most is beyond the limits: the gradient there is 0, and what changed is not
+    plain = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)), 3, 6, 6)[0]
+    y = model[0](x).detach()
+    at_0 = model[0].bias.detach().view(4, 1, 1)
+    step = nn.functional.hardtanh(y, act.min_val, act.max_val) - nn.functional.hardtanh(at_0, act.min_val, act.max_val)
+    passed = step / (y - at_0) * model[3].weight[1].detach().view(4, 4, 4)
+    expected = x * torch.nn.grad.conv2d_input(x.shape, model[0].weight.detach(), passed)
+    with untouched(model, x):
+        found = DeepLIFT(model).attribute(x, 1)
+    assert_close(found, expected.sum(1))
+    assert_close(found.sum((1, 2)), (model(x) - model(torch.zeros_like(x)))[:, 1].detach())
+    assert not torch.allclose(DeepLIFT(plain).attribute(x, 1), found, rtol=0.1)
+    assert not any("no rule" in note for note in DeepLIFT(model).explain(x[0], 1).notes)
+    seen = []
+    model[1].register_forward_hook(lambda module, args, output: seen.append(output))
+    assert_close(DeepLIFT(model).attribute(x, 1), found)
+    assert seen, "the model's own hooks run on the copy"
+
+
+@CAPTUM
 def test_what_captum_cannot_reach_is_named_with_the_gap():
     model, x = made(Reused, 3, 8, 8)
     (note,) = [one for one in DeepLIFT(model).explain(x[0], 1).notes if one.startswith("completeness")]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
+from camscope.explainers.adapters.stand_ins import ruled
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
 from camscope.explainers.adapters.unruled import Unruled
 from camscope.explainers.adapters.windows import laid_out
@@ -43,11 +44,12 @@ class Against(NamedTuple):
 class Lifted(AdapterExplainer, PixelExplainer):
     """The mean, over inputs x' that stand for nothing, of Σ_c m_c (x_c - x'_c). A method says which by `starts`.
 
-    m: the gradient in which ReLU, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass on Δout/Δin, by
-    captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a note names it, and
-    how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and `score_change`. captum works
-    on a copy of the modules, one image and one x' at a time; there a module that runs several times is several, what
-    a rule is for is a tensor of its own, and windows of a pooling do not overlap, all of which captum's hooks need.
+    m: the gradient in which ReLU, ReLU6, Hardtanh, ELU, LeakyReLU, Sigmoid, Tanh, Softplus, Softmax and max pooling pass
+    on Δout/Δin, by captum, as modules. What has no rule there (functions, GELU, norms, attention) keeps its gradient: a
+    note names it, and how far the map is from adding up to f(x) - f(x'); so do `measures`, `completeness_gap` and
+    `score_change`. captum works on a copy of the modules, one image and one x' at a time; there a module that runs several
+    times is several, what a rule is for is a tensor of its own, what clips is a ReLU by name, and windows of a pooling do
+    not overlap, all of which captum needs.
     """
 
     package: ClassVar[str] = "captum"
@@ -102,7 +104,7 @@ class Lifted(AdapterExplainer, PixelExplainer):
         found = multipliers * (full_precision(runs.x[sample]) - full_precision(start))
         change = value.double() - reference.double()
         words = gap_in_words(
-            "the pixels' values", float(found.sum()), "the score less the baseline's is", float(change)
+            "the pixels' values", float(found.double().sum()), "the score less the baseline's is", float(change)
         )
         return Against(found, change, not bool(multipliers.any()), (f"completeness: {words}{rest.in_words()}",))
 
@@ -151,6 +153,7 @@ class _Asked(nn.Module):
         super().__init__()
         self.twin = twin_of(score.model, seen)
         laid_out(self.twin)
+        ruled(self.twin)
         self._score = copy.copy(score)
         self._score.model = self.twin
         self._sample = sample

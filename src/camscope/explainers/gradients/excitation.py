@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.base import register
 from camscope.explainers.features import Features
-from camscope.explainers.gradients.winners import covered, winning
+from camscope.explainers.gradients.winners import expect_rules, set_against_duals, winning
 from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.maps import Later, Maps
 from camscope.explainers.method import Method
@@ -69,7 +69,9 @@ class ExcitationBackprop(LayerExplainer):
 
     def values(self, score: Score, output: Any, samples: int) -> Tensor:
         """(N,): the score; what is read off the model's output is differentiated as it is."""
-        covered(output, contrast=self.contrastive, name=self.name)
+        expect_rules(output, self.name)
+        if self.contrastive:
+            set_against_duals(output)
         return score.read(output, samples)
 
     def combine(self, features: Features) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.explainers.gradients.shares import Added, Averaged, HandedOn, Scaled, Share, Shared, Weighted
+from camscope.explainers.gradients.excitation_rules import Added, Averaged, HandedOn, Scaled, Share, Shared, Weighted
 from camscope.hooks.base import Hooks, here_only
 from camscope.hooks.body import body_of
 from camscope.hooks.calls import Calls, name_of
@@ -121,18 +121,25 @@ class Winners(Calls):
         return _shared(func, Scaled(), (signs,), (x,), rest)
 
 
-def covered(output: Any, *, contrast: bool = False, name: str = "") -> None:
-    """A ModelError where a step of an output's graph has no rule. `contrast`: of the last linear layers, see `Weighted`."""
-    tensors = [leaf for _, leaf in leaves(output) if leaf.requires_grad]
-    missing = Counter(kind_of_step(node) for node in steps(tensors) if not _has_a_rule(node))
+def expect_rules(output: Any, method: str) -> None:
+    """A ModelError where a step of an output's graph has no rule."""
+    missing = Counter(kind_of_step(node) for node in steps(_live(output)) if not _has_a_rule(node))
     if missing:
         listed = ", ".join(f"{kind} x {count}" for kind, count in missing.most_common(4))
         raise ModelError(
-            f"{name} has no rule for a part of the way to the layer ({listed}): it knows convolutions, linear layers, means, "
+            f"{method} has no rule for a part of the way to the layer ({listed}): it knows convolutions, linear layers, means, "
             f"maxima, sums, concatenations, batch norms and activations; choose a later layer, or pass gradcam"
         )
-    for share in _heads(tensors) if contrast else ():
+
+
+def set_against_duals(output: Any) -> None:
+    """The last linear layers behind an output hand on less what units with opposite weights would: see `Weighted`."""
+    for share in _heads(_live(output)):
         share.contrast = True
+
+
+def _live(output: Any) -> list[Tensor]:
+    return [leaf for _, leaf in leaves(output) if leaf.requires_grad]
 
 
 def _has_a_rule(node: Node) -> bool:
