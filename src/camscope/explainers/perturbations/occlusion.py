@@ -10,6 +10,7 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.base import register
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
+from camscope.explainers.perturbations.windows import scores_under
 from camscope.explainers.scope import expect_count
 
 SHARE = 7  # the usual window is so large a part of an axis: 32 of 224
@@ -22,6 +23,7 @@ class Occlusion(PerturbationExplainer):
     The authors show the probability that is left; this is the score that is lost, in which a linear net's map is its
     terms' sums over windows. `window`: pixels along each axis, or one number for all; None: a seventh of each. `stride`:
     between windows; None: half a window. All windows are whole: the last one along an axis ends where the axis does.
+    What no window reaches, layer by layer, is worked out once where that is exact: see `windows.scores_under`.
     """
 
     name, paper = "occlusion", "arXiv:1311.2901"
@@ -36,20 +38,16 @@ class Occlusion(PerturbationExplainer):
 
     def found(self, veiled: Veiled) -> Found:
         """(*S)"""
-        covers = [cover.to(veiled.x.device) for cover in self.covers(veiled.x.shape[1:])]
-        counts = [len(cover) for cover in covers]
-
-        def masks(part: slice) -> Tensor:
-            numbers = torch.arange(part.start, part.stop, device=veiled.x.device)
-            hidden = torch.ones((len(numbers), *[1] * len(covers)), dtype=torch.bool, device=veiled.x.device)
-            for axis, (cover, which) in enumerate(zip(covers, torch.unravel_index(numbers, counts), strict=True)):
-                shape = [-1 if i == axis else 1 for i in range(len(covers))]
-                hidden = hidden & cover[which].view(len(numbers), *shape)
-            return ~hidden
-
-        windows = torch.Size(counts).numel()
-        lost = veiled.value - veiled.all_scores(windows, masks).mean(0)
-        return Found(mean_over(lost.view(counts), covers), notes=(f"{windows} windows of {self.words(veiled)} pixels",))
+        covers = self.covers(veiled.x.shape[1:])
+        size = [int(cover[0].sum()) for cover in covers]
+        corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
+        scores, spared = scores_under(veiled, corners.to(veiled.x.device), size)
+        lost = (veiled.value - scores.mean(0)).view([len(cover) for cover in covers])
+        words = f"{len(corners)} windows of {' x '.join(map(str, size))} pixels"
+        more = (
+            [f"{spared:.0%} of the multiplications are of what no window reaches, and were made once"] if spared else []
+        )
+        return Found(mean_over(lost, [cover.to(lost.device) for cover in covers]), notes=(words, *more))
 
     def covers(self, size: Sequence[int]) -> list[Tensor]:
         """Along each axis (windows, pixels), bool: which pixels each window covers."""
@@ -62,10 +60,6 @@ class Occlusion(PerturbationExplainer):
                 f"{len(size)} axes"
             ) from error
         return [_cover(*axis) for axis in zip(size, windows, strides, strict=True)]
-
-    def words(self, veiled: Veiled) -> str:
-        """`32 x 32`"""
-        return " x ".join(str(int(cover[0].sum())) for cover in self.covers(veiled.x.shape[1:]))
 
 
 def _cover(length: int, window: int, stride: int) -> Tensor:
