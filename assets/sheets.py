@@ -1,0 +1,78 @@
+"""The gallery's pictures, and the tables of its numbers."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from answers import COSTS, Answer
+from PIL import Image
+from subjects import Subject
+
+from camscope import Explanation
+from camscope.cli.demo import energy_inside, pointing_hit
+from camscope.files import write_bytes
+from camscope.render import Picture, draw_contours, fitted, panel
+
+HEIGHT, COLUMNS = 150, 7
+Rows = Sequence[tuple[Subject, Sequence[Answer]]]
+
+
+def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer]) -> None:
+    """The picture itself, a phantom's finding outlined, and every method's map; a grey tile where a method refuses."""
+    first = next(answer.found for answer in answers if isinstance(answer.found, Explanation))
+    original: Picture = first.image if first.image is not None else np.zeros((8, 8, 3), np.uint8)
+    if one.phantom and one.mask is not None:
+        original = draw_contours(original, one.mask.astype(float), [0.5])
+    tiles = [fitted(original, HEIGHT, 2 * HEIGHT)]
+    flags: list[str | None] = [None]
+    for answer in answers:
+        if isinstance(answer.found, Explanation):
+            tiles.append(answer.found.overlay(height=HEIGHT))
+            flags.append(answer.found.flag)
+        else:
+            tiles.append(np.full_like(tiles[0], 230))
+            flags.append("does not apply")
+    captions = [f"{first.label} {first.probability or 0:.2f}", *(answer.method for answer in answers)]
+    picture, buffer = panel(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", quality=80)  # a page of pictures need not keep every pixel
+    write_bytes(path, buffer.getvalue())
+
+
+def table(rows: Rows, *, boxes: bool = False, costs: bool = False) -> str:
+    """A line a method: on a picture whose object is known whether the hottest pixel lies in it, and the energy inside it.
+
+    On the others the correlation with Grad-CAM. `boxes`: those of photographs count as known. `costs`: of the first
+    picture, the rows of all passes, and the seconds.
+    """
+    heads = [*(one.name for one, _ in rows), *(COSTS if costs else ())]
+    lines = [f"| method | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    first = [{answer.method: answer.found for answer in answers}.get("gradcam") for _, answers in rows]
+    for each in zip(*(answers for _, answers in rows), strict=True):
+        cells = [
+            _words(one, answer, reference, known=one.mask is not None and (boxes or one.phantom))
+            for (one, _), answer, reference in zip(rows, each, first, strict=True)
+        ]
+        spent = [_cost(each[0], name) for name in COSTS] if costs else []
+        lines.append(f"| `{each[0].method}` | {' | '.join([*cells, *spent])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(one: Subject, answer: Answer, first: Explanation | str | None, *, known: bool) -> str:
+    if isinstance(answer.found, str):
+        return "does not apply"
+    if answer.found.status != "ok":
+        return answer.found.status.replace("_", " ")
+    if known and one.mask is not None:
+        heat = answer.found.heatmap()
+        inside = energy_inside(heat, one.mask)
+        return f"{'hit' if pointing_hit(heat, one.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
+    if not isinstance(first, Explanation):
+        return "–"
+    mine, other = (each.heatmap("input", scale=None).ravel() for each in (answer.found, first))
+    return f"{np.corrcoef(mine, other)[0, 1]:.2f}"
+
+
+def _cost(answer: Answer, name: str) -> str:
+    spent = answer.cost(name)
+    return "–" if spent is None else f"{spent:.2g}" if name == "seconds" and spent < 10 else f"{spent:.0f}"
