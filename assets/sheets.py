@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from subjects import Subject
 from camscope import Explanation
 from camscope.cli.demo import energy_inside, pointing_hit
 from camscope.files import write_bytes
-from camscope.render import Picture, draw_contours, fitted, panel
+from camscope.render import DIVERGING, Picture, draw_contours, fitted, panel
 
 HEIGHT, COLUMNS = 150, 7
+PALE = 0.45
+WITH_A_LEVEL, POSITIVE = ("rise",), ("xrai",)
 Rows = Sequence[tuple[Subject, Sequence[Answer]]]
 
 
@@ -28,7 +31,7 @@ def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer]) -> None:
     flags: list[str | None] = [None]
     for answer in answers:
         if isinstance(answer.found, Explanation):
-            tiles.append(answer.found.overlay(height=HEIGHT))
+            tiles.append(tile(answer.found))
             flags.append(answer.found.flag)
         else:
             tiles.append(np.full_like(tiles[0], 230))
@@ -37,6 +40,31 @@ def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer]) -> None:
     picture, buffer = panel(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", quality=80)  # a page of pictures need not keep every pixel
     write_bytes(path, buffer.getvalue())
+
+
+def tile(found: Explanation) -> Picture:
+    """(HEIGHT,w,3): as the method's own overlay draws it, but for what could not be seen at this size.
+
+    Of a map of single pixels the model's input alone, and under signs a pale grey one, on which red and blue stand out.
+    RISE from its least value to its largest, since it has a level everywhere; XRAI's positive regions.
+    """
+    if found.grid != found.input_size:
+        return found.overlay(height=HEIGHT)
+    if found.method in WITH_A_LEVEL:
+        return found.overlay("input", scale=(float(found.heat.min()), float(found.heat.max())), height=HEIGHT)
+    if found.method in POSITIVE:
+        return found.overlay("input", scale="max", colormap="inferno", height=HEIGHT)
+    signed = found.colormap == DIVERGING and found.seen is not None
+    return (replace(found, seen=_pale(found.seen)) if signed else found).overlay("input", height=HEIGHT)
+
+
+def _pale(seen: Picture | None) -> Picture | None:
+    """(H,W,3): less than half of its contrast, near white, without colours."""
+    if seen is None:
+        return None
+    grey = seen.mean(2, keepdims=True).repeat(3, axis=2)
+    pale: Picture = np.rint(255 - PALE * (255 - grey)).astype(np.uint8)
+    return pale
 
 
 def table(rows: Rows, *, boxes: bool = False, costs: bool = False) -> str:
