@@ -66,7 +66,7 @@ def _rows(
         rows.append((one, answers(nets[one.phantom], None if one.phantom else layer, names, one, folder)))
         tail = "-pixels" if sheet == "pixels" else ""
         name = f"phantom-{one.name.replace(' ', '-')}" if one.phantom else one.name
-        draw_sheet(output / f"{name}{tail}.webp", *rows[-1])
+        draw_sheet(output / f"{name}{tail}.webp", *rows[-1], pixels=sheet == "pixels")
     return rows
 
 

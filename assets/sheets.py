@@ -21,17 +21,22 @@ WITH_A_LEVEL, POSITIVE = ("rise",), ("xrai",)
 Rows = Sequence[tuple[Subject, Sequence[Answer]]]
 
 
-def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer]) -> None:
-    """The picture itself, a phantom's finding outlined, and every method's map; a grey tile where a method refuses."""
+def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer], *, pixels: bool = False) -> None:
+    """The picture itself, a phantom's finding outlined, and every method's map; a grey tile where a method refuses.
+
+    `pixels`: of the model's input, see `of_pixels`.
+    """
     first = next(answer.found for answer in answers if isinstance(answer.found, Explanation))
-    original: Picture = first.image if first.image is not None else np.zeros((8, 8, 3), np.uint8)
+    seen = first.seen if pixels else first.image
+    original: Picture = np.zeros((8, 8, 3), np.uint8) if seen is None else seen
     if one.phantom and one.mask is not None:
-        original = draw_contours(original, one.mask.astype(float), [0.5])
+        large, mask = (each.repeat(3, axis=0).repeat(3, axis=1) for each in (original, one.mask))  # so that it is thin
+        original = draw_contours(large, mask.astype(float), [0.5])
     tiles = [fitted(original, HEIGHT, 2 * HEIGHT)]
     flags: list[str | None] = [None]
     for answer in answers:
         if isinstance(answer.found, Explanation):
-            tiles.append(tile(answer.found))
+            tiles.append(of_pixels(answer.found) if pixels else answer.found.overlay(height=HEIGHT))
             flags.append(answer.found.flag)
         else:
             tiles.append(np.full_like(tiles[0], 230))
@@ -42,19 +47,17 @@ def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer]) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def tile(found: Explanation) -> Picture:
-    """(HEIGHT,w,3): as the method's own overlay draws it, but for what could not be seen at this size.
+def of_pixels(found: Explanation) -> Picture:
+    """(HEIGHT,w,3): a map on the model's input, drawn so that single pixels can be seen at this size.
 
-    Of a map of single pixels the model's input alone, and under signs a pale grey one, on which red and blue stand out.
-    RISE from its least value to its largest, since it has a level everywhere; XRAI's positive regions.
+    Under signs the picture is a pale grey one, on which red and blue stand out. RISE goes from its least value to its
+    largest, since it has a level everywhere; of XRAI the positive regions are shown.
     """
-    if found.grid != found.input_size:
-        return found.overlay(height=HEIGHT)
     if found.method in WITH_A_LEVEL:
         return found.overlay("input", scale=(float(found.heat.min()), float(found.heat.max())), height=HEIGHT)
     if found.method in POSITIVE:
         return found.overlay("input", scale="max", colormap="inferno", height=HEIGHT)
-    signed = found.colormap == DIVERGING and found.seen is not None
+    signed = found.colormap == DIVERGING
     return (replace(found, seen=_pale(found.seen)) if signed else found).overlay("input", height=HEIGHT)
 
 
@@ -70,18 +73,19 @@ def _pale(seen: Picture | None) -> Picture | None:
 def table(rows: Rows, *, boxes: bool = False, costs: bool = False) -> str:
     """A line a method: on a picture whose object is known whether the hottest pixel lies in it, and the energy inside it.
 
-    On the others the correlation with Grad-CAM. `boxes`: those of photographs count as known. `costs`: of the first
-    picture, the rows of all passes, and the seconds.
+    On the others the correlation with Grad-CAM. `boxes`: those of photographs count as known. `costs`: of the last
+    photograph, the rows of all passes, and the seconds of processor time.
     """
     heads = [*(one.name for one, _ in rows), *(COSTS if costs else ())]
     lines = [f"| method | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    last = max((i for i, (one, _) in enumerate(rows) if not one.phantom), default=0)
     first = [{answer.method: answer.found for answer in answers}.get("gradcam") for _, answers in rows]
     for each in zip(*(answers for _, answers in rows), strict=True):
         cells = [
             _words(one, answer, reference, known=one.mask is not None and (boxes or one.phantom))
             for (one, _), answer, reference in zip(rows, each, first, strict=True)
         ]
-        spent = [_cost(each[0], name) for name in COSTS] if costs else []
+        spent = [_cost(each[last], name) for name in COSTS] if costs else []
         lines.append(f"| `{each[0].method}` | {' | '.join([*cells, *spent])} |")
     return "\n".join(lines) + "\n"
 
