@@ -73,19 +73,19 @@ def _pale(seen: Picture | None) -> Picture | None:
 def table(rows: Rows, *, boxes: bool = False, costs: bool = False) -> str:
     """A line a method: on a picture whose object is known whether the hottest pixel lies in it, and the energy inside it.
 
-    On the others the correlation with Grad-CAM. `boxes`: those of photographs count as known. `costs`: of the last
-    photograph, the rows of all passes, and the seconds of processor time.
+    On the others the correlation with Grad-CAM. `boxes`: those of photographs count as known. `costs`: of one
+    photograph, the rows of all passes and the seconds of processor time, the fewest of them all.
     """
     heads = [*(one.name for one, _ in rows), *(COSTS if costs else ())]
     lines = [f"| method | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
-    last = max((i for i, (one, _) in enumerate(rows) if not one.phantom), default=0)
+    photographs = [i for i, (one, _) in enumerate(rows) if not one.phantom]
     first = [{answer.method: answer.found for answer in answers}.get("gradcam") for _, answers in rows]
     for each in zip(*(answers for _, answers in rows), strict=True):
         cells = [
             _words(one, answer, reference, known=one.mask is not None and (boxes or one.phantom))
             for (one, _), answer, reference in zip(rows, each, first, strict=True)
         ]
-        spent = [_cost(each[last], name) for name in COSTS] if costs else []
+        spent = [_cost([each[i] for i in photographs] or each, name) for name in COSTS] if costs else []
         lines.append(f"| `{each[0].method}` | {' | '.join([*cells, *spent])} |")
     return "\n".join(lines) + "\n"
 
@@ -105,6 +105,8 @@ def _words(one: Subject, answer: Answer, first: Explanation | str | None, *, kno
     return f"{np.corrcoef(mine, other)[0, 1]:.2f}"
 
 
-def _cost(answer: Answer, name: str) -> str:
-    spent = answer.cost(name)
-    return "–" if spent is None else f"{spent:.2g}" if name == "seconds" and spent < 10 else f"{spent:.0f}"
+def _cost(answers: Sequence[Answer], name: str) -> str:
+    known = [spent for answer in answers if (spent := answer.cost(name)) is not None]
+    if not known:
+        return "–"
+    return f"{min(known):.2g}" if name == "seconds" and min(known) < 10 else f"{min(known):.0f}"
