@@ -13,7 +13,7 @@ help:
 	@echo "make check    format, lint, types, floors, axioms, doctests, and the code in the documents"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
-	@echo "make gallery  every method on the same four photographs and four phantoms, into docs/gallery"
+	@echo "make gallery  every method on four photographs and four phantoms, into docs/gallery: hours"
 	@echo "make models   every architecture of the zoo again, into docs/models.md"
 	@echo "make bench    the benchmark, beside grad-cam, torchcam and captum"
 	@echo "make clean    remove the virtual environment and everything built"

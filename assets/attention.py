@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gallery import HEIGHT, photograph
 from PIL import Image
+from sheets import HEIGHT
+from subjects import photograph
 from torchvision.models import ViT_B_16_Weights
 
 from camscope import Explanation, GradCAM, load_model

@@ -23,6 +23,7 @@ from camscope.explainers import (
     Sobol,
 )
 from camscope.explainers.perturbations.base import PerturbationExplainer
+from camscope.explainers.perturbations.extremal import smooth_maximum
 from camscope.explainers.perturbations.rise import spread
 from camscope.explainers.perturbations.sampled import Running
 from camscope.explainers.perturbations.sensitivity import dependence, total_indices
@@ -348,6 +349,24 @@ def test_extremal_masks_have_their_areas_and_keep_what_counts():
     assert made.heat[inside].min() > 0.9
     assert made.heat[8:, 8:].max() < 0.1
     assert 0 <= made.heat.min() <= made.heat.max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(9,), (7, 9), (5, 6, 7)])
+def test_extremal_masks_do_not_begin_in_the_corners(shape):
+    """The first step goes by the score alone: an even mask has no place that is ahead."""
+    flat = smooth_maximum(torch.full((1, *shape), 0.5, dtype=torch.float64))
+    torch.testing.assert_close(flat, flat.flatten()[:1].expand_as(flat))
+
+
+def test_extremal_masks_find_what_lies_in_the_middle():
+    class Middle(nn.Module):
+        def forward(self, x):
+            score = x[:, :, 6:10, 6:10].mean((1, 2, 3))
+            return torch.stack([torch.zeros_like(score), score], 1)
+
+    made = ExtremalPerturbation(Middle(), areas=(0.1,), cells=16, steps=100, baseline="zero").attribute(corner()[1], 1)
+    assert made[0, 7:9, 7:9].min() > 0.8
+    assert made[0, [0, 0, -1, -1], [0, -1, 0, -1]].max() < 0.1
 
 
 def test_meaningful_perturbation_deletes_the_least_that_makes_the_class_go():

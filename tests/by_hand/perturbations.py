@@ -104,17 +104,20 @@ def least_deleted():
 
 
 def smoothed(coarse):
-    """The smooth maximum over 9 x 9 neighbours, of which all but the four cells are nothing, and its slopes."""
+    """The smooth maximum over 9 x 9 neighbours, those beyond the border as the nearest of the four cells; its slopes."""
     values, slopes = [], []
     for i in range(4):
-        distances = [sqrt((i // 2 - j // 2) ** 2 + (i % 2 - j % 2) ** 2) / 3 for j in range(4)]
-        kernel = [exp(-2 * max(0.0, d - 0.5) ** 2) for d in distances]
-        pulled = [k * m for k, m in zip(kernel, coarse, strict=True)]
-        total = sum(exp(20 * v) for v in pulled) + 81 - 4
-        shares = [exp(20 * v) / total for v in pulled]
-        value = sum(s * v for s, v in zip(shares, pulled, strict=True))
+        pulls = []  # of each neighbour: whose value it has, and its kernel
+        for down, right in product(range(-4, 5), repeat=2):
+            owner = 2 * min(1, max(0, i // 2 + down)) + min(1, max(0, i % 2 + right))
+            pulls.append((owner, exp(-2 * max(0.0, sqrt(down**2 + right**2) / 3 - 0.5) ** 2)))
+        total = sum(exp(20 * k * coarse[j]) for j, k in pulls)
+        value = sum(exp(20 * k * coarse[j]) / total * k * coarse[j] for j, k in pulls)
+        slope = [0.0] * 4
+        for j, k in pulls:
+            slope[j] += k * exp(20 * k * coarse[j]) / total * (1 + 20 * (k * coarse[j] - value))
         values.append(value)
-        slopes.append([k * s * (1 + 20 * (v - value)) for k, s, v in zip(kernel, shares, pulled, strict=True)])
+        slopes.append(slope)
     return values, slopes
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.explainers import Explainer
+    from camscope.explainers.run import Watch
     from camscope.explanation import ClassScore, Explanation, Scale
     from camscope.render import Picture
 
@@ -35,11 +36,14 @@ class Answers:
     shared_scale: bool = False
     leave_out: bool = False
 
-    def write(self, row: int, path: Path) -> "list[Line]":
-        """Explain one image and write its files, none of which may be in the way; what to print of it."""
+    def write(self, row: int, path: Path, watch: "Watch | None" = None) -> "list[Line]":
+        """Explain one image and write its files, none of which may be in the way; what to print of it.
+
+        `watch`: told which methods work next.
+        """
         files = self.destination.files(row, path, self._names())
         with base.remarks() as remarks:
-            methods, found = self._asked(path)
+            methods, found = self._asked(path, watch)
         maps = [one for answers in found for one in answers]
         kept = [self.explainers.index(method) * len(self.questions) + q for method in methods for q in self._numbers]
         files = Files(files.pictures, tuple(files.raw[n] for n in kept))
@@ -51,14 +55,14 @@ class Answers:
     def _numbers(self) -> range:
         return range(len(self.questions))
 
-    def _asked(self, path: Path) -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
+    def _asked(self, path: Path, watch: "Watch | None") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """The methods that answer, and [method][class], all from the same passes."""
         from camscope.explainers.suited import explain_suited
         from camscope.explainers.together import explain_each
 
         if self.leave_out:
-            return explain_suited(self.explainers, path, self.questions)
-        return self.explainers, explain_each(self.explainers, path, self.questions)
+            return explain_suited(self.explainers, path, self.questions, watch=watch)
+        return self.explainers, explain_each(self.explainers, path, self.questions, watch=watch)
 
     def _names(self) -> list[str]:
         """A part of a file's name for each map, in the order of the maps."""

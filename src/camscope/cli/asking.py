@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from camscope.cli import base
+from camscope.cli import bars, base
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,5 +113,5 @@ def explainers(
     return [
         tool
         for name, kind in kinds.items()
-        for tool in at_layers(kind, net, named, {"preprocess": preprocess, **keywords[name]})
+        for tool in at_layers(kind, net, named, {"preprocess": preprocess, **bars.of_method(kind), **keywords[name]})
     ]

@@ -3,11 +3,10 @@
 import contextlib
 import difflib
 import errno
-import itertools
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +24,6 @@ from camscope.errors import (
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
     from rich.table import Table
     from rich.text import Text
     from torch import nn
@@ -117,8 +115,8 @@ class Group(TyperGroup):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            complain("interrupted")
+        except KeyboardInterrupt as error:
+            complain("; ".join(["interrupted", *getattr(error, "__notes__", [])]))  # how far a method came
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if isinstance(error, typer.Exit | typer.Abort) or is_usage(error) or _is_closed_pipe(error):
@@ -263,30 +261,6 @@ def working(what: str) -> Iterator[None]:
     console = out()
     with console.status(shown(what)) if console.is_terminal else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def progress(what: str, total: int, console: "Console") -> Iterator[Callable[[], None]]:
-    """A bar, and the function that moves it on by one; silent where the console is no terminal."""
-    with _bar(what, total, console) as (bar, task):
-        yield lambda: bar.advance(task)
-
-
-@contextlib.contextmanager
-def stages(total: int, console: "Console") -> Iterator[Callable[[str], None]]:
-    """A bar of stages that each have a name, and the function that says which one begins."""
-    begun = itertools.count()
-    with _bar("", total, console) as (bar, task):
-        yield lambda what: bar.update(task, description=shown(what), completed=next(begun))
-
-
-@contextlib.contextmanager
-def _bar(what: str, total: int, console: "Console") -> "Iterator[tuple[Progress, TaskID]]":
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield bar, bar.add_task(shown(what), total=total)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import asking, base
+from camscope.cli import asking, bars, base
 from camscope.cli.paths import check_there, picture_file
 from camscope.cli.settings import settings
 
@@ -84,14 +84,15 @@ def _compared(
 
     alone = [tool for tool in tools if isinstance(tool, LayerExplainer) and tool.runs_model]
     total = len({(tool.mode, tool.company) for tool in tools}) + len(alone) * len(questions)
-    with base.stages(total, base.out()) as say:
-        return compare_each(tools, path, questions, leave_out=leave_out, watch=_watch(say))
+    with bars.bar("", total, base.out()) as bar:
+        return compare_each(tools, path, questions, leave_out=leave_out, watch=_watch(bar))
 
 
-def _watch(say: Any) -> "Watch":
+def _watch(bar: bars.Bar) -> "Watch":
     def watch(working: "Sequence[Method]") -> None:
         names = list(dict.fromkeys(tool.name for tool in working))
-        say(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
+        bar.begin(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
+        bar.make_room(working)
 
     return watch
 

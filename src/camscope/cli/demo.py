@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base
+from camscope.cli import bars, base
 from camscope.cli.paths import check_free
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def run(
     for path in (figure, *images):
         check_free(path, overwrite)
     net = base.loaded("phantom")
-    cases = _cases([kind(net) for kind in methods.values()], names, seed, leave_out=method == "all")
+    cases = _cases(
+        [kind(net, **bars.of_method(kind)) for kind in methods.values()], names, seed, leave_out=method == "all"
+    )
     _save(cases, figure, images, overwrite)
     console = base.out()
     console.print(_table(cases))
@@ -85,15 +87,15 @@ def _cases(explainers: "Sequence[Explainer]", names: Sequence[str], seed: int, *
     from camscope.phantom import CATEGORIES, draw
 
     cases: list[_Case] = []
-    with base.progress("explaining", len(names), base.out()) as advance, base.remarks():
+    with bars.bar("explaining", len(names), base.out()) as bar, base.remarks():
         for i, name in enumerate(names):
             phantom = draw(seed + i, (i + 1) % len(CATEGORIES))
             if leave_out and not cases:
-                explainers, rows = explain_suited(explainers, phantom.image, [None])
+                explainers, rows = explain_suited(explainers, phantom.image, [None], watch=bar.make_room)
             else:
-                rows = explain_each(explainers, phantom.image, [None])
+                rows = explain_each(explainers, phantom.image, [None], watch=bar.make_room)
             cases.append(_Case(name, phantom, [row[0] for row in rows]))
-            advance()
+            bar.advance()
     return cases
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import asking, base
+from camscope.cli import asking, bars, base
 from camscope.cli.answer import Answers
 from camscope.cli.paths import RAW, Destination, ExistsError, check_there, images_of
 from camscope.cli.settings import settings
@@ -137,17 +137,17 @@ def _each(answers: Answers, paths: Sequence[tuple[int, Path]], outcome: _Outcome
     from rich.text import Text
 
     console = base.out()
-    with base.progress("explaining", len(paths), console) as advance:
+    with bars.bar("explaining", len(paths), console) as bar:
         for row, path in paths:
             try:
-                for line in answers.write(row, path):
+                for line in answers.write(row, path, bar.make_room):
                     console.print(line, soft_wrap=isinstance(line, Text))  # a path is never broken in two
                 outcome.done += 1
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
                 if isinstance(error, ABOUT_THE_QUESTION) and not outcome.done:
                     raise
                 outcome.note(path, error)
-            advance()
+            bar.advance()
 
 
 def _check_one_file(destination: Destination, images: int, maps: int) -> None:

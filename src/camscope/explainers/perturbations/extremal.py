@@ -94,9 +94,13 @@ class ExtremalPerturbation(PerturbationExplainer):
 
 
 def smooth_maximum(coarse: Tensor) -> Tensor:
-    """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbours u of each cell, v_u = k(their distance) m'_u."""
+    """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbours u of each cell, v_u = k(their distance) m'_u.
+
+    Over the border m' goes on as it is there. With zeros beyond, corners would have the largest values of an even m', as
+    they have fewer neighbours to be mixed with, and the area's constraint would make them the mask.
+    """
     reach, rank = RADIUS + 1, coarse.ndim - 1
-    values = F.pad(coarse, (reach, reach) * rank)
+    values = F.pad(coarse[:, None], (reach, reach) * rank, mode="replicate")[:, 0]
     for axis in range(rank):
         values = values.unfold(axis + 1, 2 * reach + 1, 1)
     steps = torch.arange(-reach, reach + 1, dtype=coarse.dtype, device=coarse.device)

@@ -1,0 +1,112 @@
+"""The gallery's pictures, and the tables of its numbers."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from answers import COSTS, Answer
+from PIL import Image
+from subjects import Subject
+
+from camscope import Explanation
+from camscope.cli.demo import energy_inside, pointing_hit
+from camscope.files import write_bytes
+from camscope.render import DIVERGING, Picture, draw_contours, fitted, panel
+
+HEIGHT, COLUMNS = 150, 7
+PALE = 0.45
+WITH_A_LEVEL, POSITIVE = ("rise",), ("xrai",)
+Rows = Sequence[tuple[Subject, Sequence[Answer]]]
+
+
+def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer], *, pixels: bool = False) -> None:
+    """The picture itself, a phantom's finding outlined, and every method's map; a grey tile where a method refuses.
+
+    `pixels`: of the model's input, see `of_pixels`.
+    """
+    first = next(answer.found for answer in answers if isinstance(answer.found, Explanation))
+    seen = first.seen if pixels else first.image
+    original: Picture = np.zeros((8, 8, 3), np.uint8) if seen is None else seen
+    if one.phantom and one.mask is not None:
+        large, mask = (each.repeat(3, axis=0).repeat(3, axis=1) for each in (original, one.mask))  # so that it is thin
+        original = draw_contours(large, mask.astype(float), [0.5])
+    tiles = [fitted(original, HEIGHT, 2 * HEIGHT)]
+    flags: list[str | None] = [None]
+    for answer in answers:
+        if isinstance(answer.found, Explanation):
+            tiles.append(of_pixels(answer.found) if pixels else answer.found.overlay(height=HEIGHT))
+            flags.append(answer.found.flag)
+        else:
+            tiles.append(np.full_like(tiles[0], 230))
+            flags.append("does not apply")
+    captions = [f"{first.label} {first.probability or 0:.2f}", *(answer.method for answer in answers)]
+    picture, buffer = panel(tiles, captions, columns=COLUMNS, height=HEIGHT, flags=flags), io.BytesIO()
+    Image.fromarray(picture).save(buffer, "WEBP", quality=80)  # a page of pictures need not keep every pixel
+    write_bytes(path, buffer.getvalue())
+
+
+def of_pixels(found: Explanation) -> Picture:
+    """(HEIGHT,w,3): a map on the model's input, drawn so that single pixels can be seen at this size.
+
+    Under signs the picture is a pale grey one, on which red and blue stand out. RISE goes from its least value to its
+    largest, since it has a level everywhere; of XRAI the positive regions are shown.
+    """
+    if found.method in WITH_A_LEVEL:
+        return found.overlay("input", scale=(float(found.heat.min()), float(found.heat.max())), height=HEIGHT)
+    if found.method in POSITIVE:
+        return found.overlay("input", scale="max", colormap="inferno", height=HEIGHT)
+    signed = found.colormap == DIVERGING
+    return (replace(found, seen=_pale(found.seen)) if signed else found).overlay("input", height=HEIGHT)
+
+
+def _pale(seen: Picture | None) -> Picture | None:
+    """(H,W,3): less than half of its contrast, near white, without colours."""
+    if seen is None:
+        return None
+    grey = seen.mean(2, keepdims=True).repeat(3, axis=2)
+    pale: Picture = np.rint(255 - PALE * (255 - grey)).astype(np.uint8)
+    return pale
+
+
+def table(rows: Rows, *, boxes: bool = False, costs: bool = False) -> str:
+    """A line a method: on a picture whose object is known whether the hottest pixel lies in it, and the energy inside it.
+
+    On the others the correlation with Grad-CAM. `boxes`: those of photographs count as known. `costs`: of one
+    photograph, the rows of all passes and the seconds of processor time, the fewest of them all.
+    """
+    heads = [*(one.name for one, _ in rows), *(COSTS if costs else ())]
+    lines = [f"| method | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    photographs = [i for i, (one, _) in enumerate(rows) if not one.phantom]
+    first = [{answer.method: answer.found for answer in answers}.get("gradcam") for _, answers in rows]
+    for each in zip(*(answers for _, answers in rows), strict=True):
+        cells = [
+            _words(one, answer, reference, known=one.mask is not None and (boxes or one.phantom))
+            for (one, _), answer, reference in zip(rows, each, first, strict=True)
+        ]
+        spent = [_cost([each[i] for i in photographs] or each, name) for name in COSTS] if costs else []
+        lines.append(f"| `{each[0].method}` | {' | '.join([*cells, *spent])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(one: Subject, answer: Answer, first: Explanation | str | None, *, known: bool) -> str:
+    if isinstance(answer.found, str):
+        return "does not apply"
+    if answer.found.status != "ok":
+        return answer.found.status.replace("_", " ")
+    if known and one.mask is not None:
+        heat = answer.found.heatmap()
+        inside = energy_inside(heat, one.mask)
+        return f"{'hit' if pointing_hit(heat, one.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
+    if not isinstance(first, Explanation):
+        return "–"
+    mine, other = (each.heatmap("input", scale=None).ravel() for each in (answer.found, first))
+    return f"{np.corrcoef(mine, other)[0, 1]:.2f}"
+
+
+def _cost(answers: Sequence[Answer], name: str) -> str:
+    known = [spent for answer in answers if (spent := answer.cost(name)) is not None]
+    if not known:
+        return "–"
+    return f"{min(known):.2g}" if name == "seconds" and min(known) < 10 else f"{min(known):.0f}"

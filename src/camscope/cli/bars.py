@@ -1,0 +1,67 @@
+"""Bars of progress: a command's own, and those of methods of many passes. One at a time is on the terminal."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from camscope.cli import base
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from camscope.explainers import Explainer
+    from camscope.explainers.method import Method
+
+
+class Bar:
+    """A command's bar; silent where its console is no terminal."""
+
+    def __init__(self, bar: "Progress", task: "TaskID") -> None:
+        self._bar, self._task, self._begun = bar, task, 0
+
+    def advance(self) -> None:
+        """One step is done."""
+        self._bar.advance(self._task)
+
+    def begin(self, what: str) -> None:
+        """The next step has this name, and those before it are done."""
+        self._bar.update(self._task, description=base.shown(what), completed=self._begun)
+        self._begun += 1
+
+    def make_room(self, working: "Sequence[Method]") -> None:
+        """Be away while methods with a bar of their own work, for a terminal has one last line; then be back."""
+        own = any(getattr(tool, "progress", False) for tool in working)
+        (self._bar.stop if own else self._bar.start)()
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int, console: "Console") -> Iterator[Bar]:
+    """A bar of so many steps, beside which the methods' own bars have their place."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    made = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with _methods_bars_on_stderr(), made:
+        yield Bar(made, made.add_task(base.shown(what), total=total))
+
+
+def of_method(kind: "type[Explainer]") -> dict[str, Any]:
+    """The setting by which a method shows its own bar, where it has one and somebody is there to see it."""
+    return {"progress": True} if "progress" in signature(kind).parameters and sys.stderr.isatty() else {}
+
+
+@contextlib.contextmanager
+def _methods_bars_on_stderr() -> Iterator[None]:
+    """Methods draw on rich's console, which is stdout's: there it would go into the results."""
+    import rich
+
+    console = rich.get_console()
+    before = console.__dict__
+    rich.reconfigure(stderr=True)
+    try:
+        yield
+    finally:
+        console.__dict__ = before
