@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,10 @@ from subjects import Subject
 from camscope import Explanation
 from camscope.cli.demo import energy_inside, pointing_hit
 from camscope.files import write_bytes
-from camscope.render import DIVERGING, Picture, draw_contours, fitted, panel
+from camscope.render import Picture, draw_contours, fitted, panel
 
 HEIGHT, COLUMNS = 150, 7
-PALE = 0.45
-WITH_A_LEVEL, POSITIVE = ("rise",), ("xrai",)
+POSITIVE = ("xrai",)
 Rows = Sequence[tuple[Subject, Sequence[Answer]]]
 
 
@@ -48,26 +46,10 @@ def draw_sheet(path: Path, one: Subject, answers: Sequence[Answer], *, pixels: b
 
 
 def of_pixels(found: Explanation) -> Picture:
-    """(HEIGHT,w,3): a map on the model's input, drawn so that single pixels can be seen at this size.
-
-    Under signs the picture is a pale grey one, on which red and blue stand out. RISE goes from its least value to its
-    largest, since it has a level everywhere; of XRAI the positive regions are shown.
-    """
-    if found.method in WITH_A_LEVEL:
-        return found.overlay("input", scale=(float(found.heat.min()), float(found.heat.max())), height=HEIGHT)
+    """(HEIGHT,w,3): a map on the model's input, so that single pixels can be seen; of XRAI the positive regions."""
     if found.method in POSITIVE:
         return found.overlay("input", scale="max", colormap="inferno", height=HEIGHT)
-    signed = found.colormap == DIVERGING
-    return (replace(found, seen=_pale(found.seen)) if signed else found).overlay("input", height=HEIGHT)
-
-
-def _pale(seen: Picture | None) -> Picture | None:
-    """(H,W,3): less than half of its contrast, near white, without colours."""
-    if seen is None:
-        return None
-    grey = seen.mean(2, keepdims=True).repeat(3, axis=2)
-    pale: Picture = np.rint(255 - PALE * (255 - grey)).astype(np.uint8)
-    return pale
+    return found.overlay("input", height=HEIGHT)
 
 
 def table(rows: Rows, *, boxes: bool = False, costs: bool = False) -> str:

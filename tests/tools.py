@@ -32,7 +32,7 @@ FEW = {
     "segmentablation": {"segments": quarters},
     "sobol": {"samples": 3, "cells": 2},
     "hsic": {"samples": 10, "cells": 3},
-    "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.5)},
+    "extremalperturbation": {"steps": 2, "cells": 4, "areas": (0.2, 0.7)},
     "meaningfulperturbation": {"steps": 2, "cells": 5},
     "deepliftshap": {"background": ["zero", "mean"]},
     "lime": {"samples": 40, "cells": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0

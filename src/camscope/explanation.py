@@ -162,6 +162,8 @@ class Explanation:
         picture, (raw, covered) = self._background(size), self._placed(size)
         values, ends = render.shown(raw, known, colormap)
         if contour is None and boxes is None:
+            if colormap == render.DIVERGING and alpha > 0:
+                picture = render.pale(picture)
             picture = render.overlay(picture, values, alpha=alpha, colormap=colormap, covered=covered)
         else:
             picture = render.not_covered(picture, covered)

@@ -24,7 +24,8 @@ def seen(samples):
     """Three cells of two pixels' width are two; a grid of three is enlarged to three and not shifted: a pixel a cell."""
     drawn = torch.rand(samples, 9 + 2, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     masks = [[row[0] < 0.5, row[1] < 0.5, row[3] < 0.5, row[4] < 0.5] for row in drawn.tolist()]
-    return shaped([sum(chance(m) * m[i] for m in masks) / samples / 0.5 for i in range(4)])
+    level = sum(map(chance, masks)) / samples
+    return shaped([sum((chance(m) - level) * (m[i] / 0.5 - 1) for m in masks) / samples for i in range(4)])
 
 
 def points(samples, dimensions):
@@ -122,9 +123,12 @@ def smoothed(coarse):
 
 
 def extremal():
-    """Two steps of an area of 0.2, which is to be one cell of four as no part of one counts, and one of 0.5, two cells."""
+    """Two steps of an area of 0.2, which is to be one cell of four as no part of one counts, and one of 0.7, three cells.
+
+    Of two cells the second would be one of two that are equal.
+    """
     found = [0.0] * 4
-    for ones in (1, 2):
+    for ones in (1, 3):
         m, speed = [0.5] * 4, [0.0] * 4
         for step in range(2):
             values, slopes = smoothed(m)

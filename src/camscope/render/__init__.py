@@ -4,7 +4,7 @@ from camscope.render.channels import channel_grid
 from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
 from camscope.render.frames import MOST, chosen_frames, frames
 from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
-from camscope.render.overlay import not_covered, overlay
+from camscope.render.overlay import not_covered, overlay, pale
 from camscope.render.panel import beside, captioned, colour_bar, levelled, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
 from camscope.render.scale import Scale, scaled, shown
@@ -42,6 +42,7 @@ __all__ = [
     "levelled",
     "not_covered",
     "overlay",
+    "pale",
     "panel",
     "regions",
     "scaled",

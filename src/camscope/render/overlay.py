@@ -17,6 +17,8 @@ from camscope.render.picture import (
 
 # What is not covered: its lightness times SHADE plus VEIL, neither black nor white, with stripes lighter by HATCH.
 SHADE, VEIL, HATCH = 0.30, 38.0, 30.0
+# Of the contrast, under a map with two signs.
+PALE = 0.45
 # Rows mixed at a time: a large photograph needs little more memory than the result.
 BAND = 256
 
@@ -47,6 +49,15 @@ def overlay(
         mixed = _blend(image[rows], colourise(numbers[rows], colormap), opacity[..., None])
         np.copyto(out[rows], mixed, where=True if covered is None else covered[rows, :, None])
     return out
+
+
+def pale(image: Picture) -> Picture:
+    """(H,W,3) -> the picture in light greys, of less than half its contrast, on which both red and blue stand out."""
+    import cv2
+
+    lighter = np.rint(255 - PALE * (255 - np.arange(256))).astype(np.uint8)
+    light: Picture = lighter[cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)][..., None].repeat(3, axis=2)
+    return light
 
 
 def not_covered(image: Picture, covered: NDArray[np.bool_]) -> Picture:

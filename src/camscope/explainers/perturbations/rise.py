@@ -15,7 +15,10 @@ from camscope.explainers.scope import expect_count, expect_positive
 
 @register
 class RISE(SampledExplainer):
-    """Σ_i p(x ∘ M_i) M_i / (N keep): the probability, where a pixel is seen (Petsiuk et al. 2018, eq. 6).
+    """Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N: how much more probable, where a pixel is seen (Petsiuk et al. 2018).
+
+    Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), has the mean probability in every pixel, which is taken off here: 0 is no
+    evidence, and what is negative speaks against the class. <p>: the mean of the first 64 masks.
 
     A mask is a grid of so many `cells` along each axis and one more, each 1 with probability `keep`, else 0, enlarged
     linearly and shifted at random by less than a cell. p: of the class, as the authors have it, and not its score, to
@@ -35,10 +38,9 @@ class RISE(SampledExplainer):
         if self.keep > 1:
             raise InputError(f"keep={self.keep!r}: expected a probability, above 0 and at most 1")
 
-    @property
-    def weight(self) -> float:
-        """1 / keep"""
-        return 1 / self.keep
+    def weights(self, masks: Tensor) -> Tensor:
+        """M / keep - 1"""
+        return masks / self.keep - 1
 
     def masks(self, veiled: Veiled) -> Masks:
         """Everything random is drawn at once, on the CPU: a few numbers a mask."""
@@ -54,7 +56,7 @@ class RISE(SampledExplainer):
 
 @register
 class DRISE(RISE):
-    """RISE of a detection: Σ_i s(x ∘ M_i) M_i / (N keep) for a `Box` (Petsiuk et al. 2021).
+    """RISE of a detection: Σ_i (s(x ∘ M_i) - <s>) (M_i / keep - 1) / N for a `Box` (Petsiuk et al. 2021).
 
     s: the box's overlap with a detection in the masked image, times that detection's probability of the class, the
     largest such product; the authors' s has the cosine of both vectors of class probabilities for the latter. Finer

@@ -47,7 +47,10 @@ class Running:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
-    """The mean over random masks of mask times probability, and its standard error. A method writes `masks` and `weight`.
+    """How the probability goes with random masks, and the standard error. A method writes `masks` and `weights`.
+
+    The map is the mean of what each mask weighs at a pixel, 0 on the average, times the probability less that of the first
+    masks' mean: a number that all probabilities have in common shows nothing, and would only add to the error.
 
     `samples`: masks. `until`: stop as soon as the largest standard error is at most so large a share of the map's range,
     from its least cell to its largest, so that the order of what differs by more than a few of that is settled; looked
@@ -66,27 +69,28 @@ class SampledExplainer(PerturbationExplainer):
     def masks(self, veiled: Veiled) -> Masks:
         """What makes the masks of some turns: the same ones each time, so that none is kept."""
 
-    @property
     @abstractmethod
-    def weight(self) -> float:
-        """Of a mask times its probability."""
+    def weights(self, masks: Tensor) -> Tensor:
+        """(R,*S) -> (R,*S): what they weigh, 0 on the average."""
 
     def found(self, veiled: Veiled) -> Found:
         """Each mask's probability is kept; the mask is made again where whole blocks of them are added up.
 
         In this way the order of all sums is the same for any number of masks in a pass.
         """
-        masks, running = self.masks(veiled), Running()
+        masks, running, level = self.masks(veiled), Running(), 0.0
         values = torch.empty(self.samples, dtype=torch.float64, device=veiled.x.device)
         block = CHECKED
         while block > 1 and block * veiled.x[0].numel() > AT_ONCE:
             block //= 2
 
         def work(part: slice) -> bool:
+            nonlocal level
             values[part] = veiled.scores(masks(part), chance=True).mean(0)
             while (last := min(running.count + block, self.samples)) <= part.stop and running.count < last:
                 added = slice(running.count, last)
-                running.add(values[added] * self.weight, masks(added))
+                level = level if running.count else float(values[added].mean())
+                running.add(values[added] - level, self.weights(masks(added)))
                 if self.until is not None and last % CHECKED == 0 and running.doubt <= self.until:
                     return True
             return False
