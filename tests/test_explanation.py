@@ -209,10 +209,10 @@ def test_single_pixels_are_scaled_by_what_nearly_all_stay_under(monkeypatch):
 
 
 def test_the_diverging_map_is_white_at_zero_for_every_scale():
-    one, grey = explanation([[-4.0, 0.0, 2.0]], image=None, seen=None), 198.0  # 128 is no picture; 0.45 of its way from white
+    one, grey = (
         explanation([[-4.0, 0.0, 2.0]], image=None, seen=None),
         198.0,
-    )  # what stands for no picture, 128, with 0.45 of its way from white
+    )  # 128 is no picture; 0.45 of its way from white
     for scale, positions in (
         ("max", (-1.0, 0.0, 0.5)),
         ("symmetric", (-1.0, 0.0, 0.5)),
