@@ -11,6 +11,7 @@ CamscopeError
 ├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
 ├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
 ├── OutputError       (OSError)             a file that cannot be written: in the way, or of no known kind
+├── RunError          (RuntimeError)        a run that ended before its end: too many failures
 └── MissingExtraError (ImportError)         an optional package that this needs
 
 CamscopeWarning (UserWarning)               a result that is flagged, not wrong
@@ -59,6 +60,10 @@ class WeightsError(CamscopeError, ValueError):
 
 class OutputError(CamscopeError, OSError):
     """A file that cannot be written: another is in the way, or its suffix is of no known kind."""
+
+
+class RunError(CamscopeError, RuntimeError):
+    """A run that ended before its end; what is done is kept."""
 
 
 class MissingExtraError(CamscopeError, ImportError):

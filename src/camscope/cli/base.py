@@ -20,6 +20,7 @@ from camscope.errors import (
     MissingExtraError,
     NonFiniteError,
     OutputError,
+    RunError,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-ABOUT_ONE_INPUT = (ImageError, NonFiniteError, GeometryError, OutputError)
+ABOUT_ONE_INPUT = (ImageError, NonFiniteError, GeometryError, OutputError, RunError)
 LONGEST, WIDE = 600, 160
 
 ModelOption = Annotated[

@@ -32,8 +32,10 @@ def run(
     targets: Sequence[Question],
     companions: Companions = ALONE,
     watch: Watch | None = None,
+    *,
+    warn: bool = True,
 ) -> list[Run]:
-    """[method]: the maps of every question about one input x (N,C,*S)."""
+    """[method]: the maps of every question about one input x (N,C,*S). `warn`: of maps that are flagged."""
     known = survey(tools[0].model)
     if any(tool.takes_gradients for tool in tools):
         expect_differentiable(known)
@@ -47,7 +49,7 @@ def run(
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
             checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
-            for status in sorted({status for status in statuses(one) if status != OK}):
+            for status in sorted({status for status in statuses(one) if status != OK} if warn else ()):
                 warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
     return [runs[t] for t in range(len(tools))]
 

@@ -1,5 +1,6 @@
 """A photograph of any kind, as the pixels a viewer would show."""
 
+import io
 import stat
 import threading
 import warnings
@@ -36,7 +37,7 @@ class Photo:
 
 
 def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
-    """(H,W,3) uint8 RGB from a path, a PIL image, a uint8 array (H,W,3) or (H,W), or a uint8 tensor (C,H,W).
+    """(H,W,3) uint8 RGB from a path, the bytes of a file, a PIL image, a uint8 array (H,W,3) or (H,W), or a uint8 tensor (C,H,W).
 
     EXIF orientation is applied. Transparency is laid over white. 16-bit grey goes from 0..65535 to 0..255; what has no
     known range (32-bit integers, floats) is refused. Of an animation or a stack the first frame is read.
@@ -46,6 +47,8 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
 
     if isinstance(source, str | Path):
         return Photo(_read(Path(source), max_pixels), Path(source).name)
+    if isinstance(source, bytes):
+        return Photo(_of_bytes(source, max_pixels), "bytes")
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the PIL image")
         with _told(name), _quiet():
@@ -68,6 +71,16 @@ def _read(path: Path, max_pixels: int) -> Pixels:
             raise ImageError(f"{path}: the file is empty")
         with path.open("rb") as file, Image.open(file) as image:
             return _decoded(image, str(path), max_pixels)
+
+
+def _of_bytes(data: bytes, max_pixels: int) -> Pixels:
+    from PIL import Image
+
+    with _told("the file"), _quiet():
+        if not data:
+            raise ImageError("the file is empty")
+        with Image.open(io.BytesIO(data)) as image:
+            return _decoded(image, "the file", max_pixels)
 
 
 @contextmanager

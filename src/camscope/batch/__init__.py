@@ -1,0 +1,8 @@
+"""A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch`."""
+
+from camscope.batch.collection import Run
+from camscope.batch.local import Outcome
+from camscope.batch.manifest import Manifest, manifest_of
+from camscope.batch.run import run_batch
+
+__all__ = ["Manifest", "Outcome", "Run", "manifest_of", "run_batch"]

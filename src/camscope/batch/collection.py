@@ -1,0 +1,86 @@
+"""Run: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.batch.manifest import arrow
+from camscope.batch.store import Store
+from camscope.errors import InputError
+from camscope.explanation import Explanation
+from camscope.geometry import Placement
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+
+class Run:
+    """The maps of a run: `for explanation in Run("heatmaps")`, `Run("heatmaps").table(["id", "label", "score"])`."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        facts = Store(folder).facts
+        if facts is None:
+            raise InputError(f"{folder}: this is no run: it holds no run.json")
+        self.facts: dict[str, Any] = facts
+
+    @property
+    def dataset(self) -> "ds.Dataset":
+        """The rows, read when they are asked for."""
+        parts = [str(Store(self.folder).path_of(chunk)) for chunk in sorted(Store(self.folder).finished())]
+        if not parts:
+            raise InputError(f"{self.folder}: no part of the run is finished")
+        return arrow("dataset").dataset(parts, format="parquet")
+
+    def __len__(self) -> int:
+        return int(self.dataset.count_rows())
+
+    def table(self, columns: list[str] | None = None) -> "pa.Table":
+        """All rows, or some of their columns."""
+        return self.dataset.to_table(columns=columns)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        """The maps; rows of images that failed have none."""
+        for batch in self.dataset.to_batches(batch_size=256):
+            for row in batch.to_pylist():
+                if row["heat"] is not None:
+                    yield self.explanation(row)
+
+    def explanation(self, row: dict[str, Any]) -> Explanation:
+        """A row of the table with its map; the photograph is not in it, and is not read."""
+        made = self.facts["made_with"]
+        grid, size = tuple(row["grid"]), tuple(row["input_size"])
+        placement = row["placement"]
+        settings = made["methods"].get(f"{row['method']} {row['parameters']}", {})
+        return Explanation(
+            heat=np.array(row["heat"], np.float32).reshape(grid),
+            method=row["method"],
+            target=None,
+            label=row["label"],
+            score=row["score"],
+            probability=row["probability"],
+            layer=row["layer"],
+            layout=None,
+            input_size=size,
+            placement=None
+            if placement is None
+            else Placement(
+                np.array(placement, np.float64).reshape(len(size), len(size) + 1), size, tuple(row["image_size"])
+            ),
+            status=row["status"],
+            notes=tuple(row["notes"]),
+            name=row["id"],
+            measures={},
+            parameters=settings,
+            versions=self.facts["versions"],
+            model=made["model"]["digest"],
+            image=None,
+            seen=None,
+        )
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {len(self)} rows)"

@@ -1,0 +1,76 @@
+"""Reading: images decoded by threads while the model runs, no more of them ahead than it can soon take."""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from camscope.batch.manifest import Manifest
+from camscope.errors import CamscopeError, ImageError, InputError, MissingExtraError
+from camscope.explainers.inputs import Item
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A row of the manifest and its image as the model takes it, without pictures; or why there is none."""
+
+    row: Row
+    sha256: str | None
+    item: Item | None = None
+    error: str | None = None
+
+
+def loaded(
+    manifest: Manifest, rows: Iterable[Row], read: Callable[[bytes], Item], threads: int
+) -> Generator[Loaded, None, None]:
+    """The images of some rows, in their order. `read`: a file's bytes -> the model's input; it runs in many threads."""
+    waiting: deque[Future[Loaded]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="camscope-reading") as pool:
+        try:
+            for row in rows:
+                waiting.append(pool.submit(_load, manifest, row, read))
+                if len(waiting) > 4 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for one in waiting:
+                one.cancel()
+
+
+def _load(manifest: Manifest, row: Row, read: Callable[[bytes], Item]) -> Loaded:
+    try:
+        data = bytes_of(manifest.place(row["path"]))
+    except InputError as error:
+        return Loaded(row, None, error=str(error))
+    except FileNotFoundError:
+        return Loaded(row, None, error="there is no such file")
+    except (OSError, ValueError) as error:
+        return Loaded(row, None, error=f"it cannot be read: {getattr(error, 'strerror', None) or error}")
+    digits = hashlib.sha256(data).hexdigest()
+    try:
+        return Loaded(row, digits, replace(read(data), image=None, seen=None))
+    except ImageError as error:
+        return Loaded(row, digits, error=str(error))
+    except CamscopeError:
+        raise
+    except Exception as error:
+        return Loaded(row, digits, error=f"the preprocessing fails: {type(error).__name__}: {error}")
+
+
+def bytes_of(place: str) -> bytes:
+    """A file's, or those behind a URL, as `s3://bucket/cat.jpg`: fsspec reads that, with the store's own package."""
+    if "://" not in place:
+        return Path(place).read_bytes()
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtraError("fsspec", "batch") from error
+    with fsspec.open(place, "rb") as file:
+        found: bytes = file.read()
+    return found

@@ -1,0 +1,89 @@
+"""Rows: what a run says of an image, for each target and method, as Arrow's columns."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.batch.manifest import Manifest, arrow
+from camscope.explanation import Explanation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FAILED = "failed"
+
+
+def schema(manifest: Manifest) -> "pa.Schema":
+    """The columns of a part: `heat` is the raw map, row by row, of the layer's `grid`; `placement` (2 x 3), row by row."""
+    pa = arrow()
+    own = {
+        "row": pa.int64(),
+        "id": pa.string(),
+        "path": pa.string(),
+        "sha256": pa.string(),
+        "status": pa.string(),
+        "error": pa.string(),
+        "target": pa.string(),
+        "label": pa.string(),
+        "score": pa.float64(),
+        "probability": pa.float64(),
+        "method": pa.string(),
+        "layer": pa.string(),
+        "parameters": pa.string(),
+        "grid": pa.list_(pa.int32()),
+        "heat": pa.list_(pa.float32()),
+        "input_size": pa.list_(pa.int32()),
+        "image_size": pa.list_(pa.int32()),
+        "placement": pa.list_(pa.float64()),
+        "notes": pa.list_(pa.string()),
+        "seconds": pa.float64(),
+    }
+    carried = {name: manifest.table.schema.field(name).type for name in manifest.carried}
+    return pa.schema({**own, **carried})
+
+
+def of_image(row: Mapping[str, Any], carried: Sequence[str], sha256: str | None) -> dict[str, Any]:
+    """What all rows of one image have in common."""
+    return {name: row[name] for name in ("row", "id", "path", *carried)} | {"sha256": sha256}
+
+
+def found(common: Mapping[str, Any], one: Explanation, asked: str | None, seconds: float) -> dict[str, Any]:
+    """The row of a map."""
+    return {
+        **common,
+        "status": one.status,
+        "target": asked if asked is not None else None if one.target is None else str(one.target),
+        "label": one.label,
+        "score": one.score,
+        "probability": one.probability,
+        "method": one.method,
+        "layer": one.layer,
+        "parameters": digest_of(one.parameters),
+        "grid": list(one.grid),
+        "heat": np.ascontiguousarray(one.heat, dtype=np.float32).ravel(),
+        "input_size": list(one.input_size),
+        "image_size": None if one.placement is None else list(one.placement.image_size),
+        "placement": None if one.placement is None else one.placement.matrix.ravel(),
+        "notes": list(one.notes),
+        "seconds": seconds,
+    }
+
+
+def failed(common: Mapping[str, Any], error: str, asked: str | None, method: str) -> dict[str, Any]:
+    """The row of an image that has no map, with its reason."""
+    return {**common, "status": FAILED, "error": error, "target": asked, "method": method}
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: "pa.Schema") -> "pa.Table":
+    """The rows of a part."""
+    pa = arrow()
+    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
+    return pa.Table.from_arrays(arrays, schema=columns)
+
+
+def digest_of(parameters: Mapping[str, Any]) -> str:
+    """8 hex digits that change with any setting; `run.json` has the settings themselves."""
+    return hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode()).hexdigest()[:8]

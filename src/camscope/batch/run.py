@@ -1,0 +1,112 @@
+"""run_batch: heatmaps of many images into one Parquet dataset, which a second start of the same command completes."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from camscope.batch.local import Outcome, Plan, Told, run_chunks
+from camscope.batch.manifest import Manifest, arrow, manifest_of
+from camscope.batch.rows import digest_of
+from camscope.batch.store import Store
+from camscope.batch.worker import Worker
+from camscope.cards import card_of, digest
+from camscope.errors import InputError
+from camscope.explainers import Explainer
+from camscope.explainers.facts import versions
+from camscope.hooks.base import unwrap
+from camscope.targets import Question
+
+CHUNK = 256  # images in a part
+
+
+def run_batch(
+    tools: Explainer | Sequence[Explainer],
+    source: str | Path | Sequence[str | Path] | Manifest,
+    output: str | os.PathLike[str],
+    targets: Sequence[Question] = (None,),
+    *,
+    root: str | Path | None = None,
+    batch_size: int = 16,
+    threads: int | None = None,
+    chunk: int = CHUNK,
+    shard: tuple[int, int] = (0, 1),
+    max_failures: int | None = None,
+    overwrite: bool = False,
+    told: Told | None = None,
+) -> Outcome:
+    """Explain every image that `source` means, and write the raw maps to `output`: see `Run` for reading them.
+
+    `source`, `root`: see `manifest_of`. `targets`: for each image, unless its row has a target of its own. Killed at any
+    instant and started again with the same arguments, it goes on where it was; with others it is an OutputError that names
+    the difference, unless `overwrite`. `batch_size`: images in one pass; `threads`: that read images meanwhile;
+    `chunk`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
+    may fail before a RunError; `told`: called with how many images are done, and how many of them failed.
+    """
+    each = [tools] if isinstance(tools, Explainer) else list(tools)
+    if not each or not targets:
+        raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
+    manifest = source if isinstance(source, Manifest) else manifest_of(source, root)
+    worker, store = Worker(each, list(targets), manifest, batch_size), Store(output)
+    plan = Plan(len(manifest), chunk, shard)
+    store.begin(facts(worker, chunk), overwrite=overwrite)
+    return run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
+
+
+def facts(worker: Worker, chunk: int) -> dict[str, Any]:
+    """What a `run.json` says; under `made_with` what two starts of one run have in common."""
+    first = worker.tools[0]
+    model, card = unwrap(first.model), card_of(unwrap(first.model))
+    methods = {f"{tool.title} {digest_of(tool.parameters)}": told(tool.parameters) for tool in worker.tools}
+    return {
+        "made_with": {
+            "model": {"source": card.source if card else type(model).__name__, "digest": digest(model)},
+            "preprocess": repr(first.preprocess),
+            "methods": methods,
+            "targets": [None if one is None else str(one) for one in worker.targets],
+            "manifest": {"rows": len(worker.manifest), "digest": digest_of_table(worker.manifest)},
+            "chunk": chunk,
+        },
+        "versions": dict(versions()),
+        "categories": list(first.categories or ()),
+    }
+
+
+def told(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in parameters.items()}
+
+
+def digest_of_table(manifest: Manifest) -> str:
+    """16 hex digits that change with any cell of a manifest."""
+    sha = hashlib.sha256()
+    stream = arrow().PythonFile(_Hashing(sha), mode="w")
+    with arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
+        writer.write_table(manifest.table.combine_chunks().replace_schema_metadata())
+    return sha.hexdigest()[:16]
+
+
+class _Hashing:
+    """A file that keeps nothing of what is written to it but its digest."""
+
+    closed = False
+
+    def __init__(self, sha: Any) -> None:
+        self._sha, self._size = sha, 0
+
+    def write(self, data: Any) -> int:
+        """Take in some bytes."""
+        self._sha.update(data)
+        self._size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """How many there were."""
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,102 @@
+"""Store: the folder of a run. The parts that are there are the ledger: a part is there whole, or not at all."""
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from camscope.batch.manifest import arrow
+from camscope.errors import OutputError
+from camscope.files import write_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PART = re.compile(r"part-(\d{8})\.parquet")
+
+
+class Store:
+    """`run.json`, which says what the run is made with, and `parts/part-00000012.parquet`, the rows of chunk 12."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.parts = self.folder / "parts"
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What `run.json` holds; None before a run has begun. OutputError where it is damaged."""
+        path = self.folder / "run.json"
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise OutputError(f"{path}: it is damaged ({error}); pass overwrite, or another folder") from error
+        return found
+
+    def begin(self, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """Make the folder that of a run; OutputError naming what differs if it is that of another."""
+        known = None if overwrite else self.facts
+        changed = {} if known is None else differences(known, facts)
+        if changed:
+            said = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
+            raise OutputError(f"{self.folder} holds another run ({said}); pass overwrite, or another folder")
+        if known is None and self.parts.exists():
+            if not overwrite and any(self.parts.iterdir()):
+                raise OutputError(f"{self.folder} holds parts without a run.json; pass overwrite, or another folder")
+            shutil.rmtree(self.parts)
+        self.parts.mkdir(parents=True, exist_ok=True)
+        if known is None:
+            write_bytes(self.folder / "run.json", json.dumps(facts, indent=1, sort_keys=True).encode())
+
+    def finished(self) -> set[int]:
+        """The numbers of the chunks whose parts are there."""
+        if not self.parts.is_dir():
+            return set()
+        with os.scandir(self.parts) as entries:
+            return {int(match[1]) for entry in entries if (match := PART.fullmatch(entry.name))}
+
+    def path_of(self, chunk: int) -> Path:
+        """The file of a chunk's part."""
+        return self.parts / f"part-{chunk:08d}.parquet"
+
+    def write(self, chunk: int, rows: "pa.Table") -> None:
+        """A part: written beside its place, synced, renamed. Of two processes that write the same one, one wins."""
+        sibling = self.parts / f".{secrets.token_hex(8)}.part"
+        try:
+            with sibling.open("xb") as file:
+                arrow("parquet").write_table(rows, file, compression="zstd")
+                file.flush()
+                os.fsync(file.fileno())
+            sibling.replace(self.path_of(chunk))
+            _sync(self.parts)
+        except BaseException:
+            sibling.unlink(missing_ok=True)
+            raise
+
+
+def differences(known: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What two runs were not made alike with, by the path of its name: of the rest of a run.json nothing counts."""
+    one, other = (dict(_flat("", facts.get("made_with", {}))) for facts in (known, facts))
+    names = [*one, *(name for name in other if name not in one)]
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or not value:
+        return [(name, value)]
+    return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}" if name else str(key), inner)]
+
+
+def _sync(folder: Path) -> None:
+    """So that the new name outlasts a loss of power, where the system can."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,133 @@
+"""`camscope batch`: the maps of many images in one Parquet dataset, restartable at any instant."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from camscope.cli import asking, base
+from camscope.cli.settings import settings
+
+if TYPE_CHECKING:
+    from camscope.batch import Outcome
+
+EXAMPLE = "camscope batch camscope-demo/images --method gradcam,layercam -o heatmaps"
+EVERY = 30.0  # seconds between two lines of progress where there is no terminal
+
+
+def run(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, a pattern in quotes, or a .csv or .parquet manifest.")
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FOLDER", help="The run's folder.")
+    ] = "camscope-batch",
+    model: base.ModelOption = "phantom",
+    weights: base.WeightsOption = None,
+    layer: base.LayerOption = None,
+    method: base.MethodOption = "gradcam",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", "-t", metavar="CLASS", help="Of images without one of their own; default: the top class."
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", metavar="A,B", help="Several, from one forward pass.")
+    ] = None,
+    preprocess: base.PreprocessOption = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it.")
+    ] = None,
+    anywhere: Annotated[bool, typer.Option("--anywhere", help="Let a manifest's paths leave the root.")] = False,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images in one pass.")] = 16,
+    threads: Annotated[int | None, typer.Option(min=1, help="That read images; default: one a core.")] = None,
+    chunk: Annotated[int, typer.Option(min=1, help="Images in a part file.")] = 256,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="The I-th of N processes that share the work, from 0.")
+    ] = "0/1",
+    max_failures: Annotated[
+        int | None, typer.Option("--max-failures", min=0, help="End when more images have failed.")
+    ] = None,
+    overwrite: base.OverwriteOption = False,
+    device: base.DeviceOption = "cpu",
+    set_: base.SetOption = None,
+) -> None:
+    """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
+    from camscope.batch import manifest_of, run_batch
+
+    questions, methods = asking.questions(target, classes), base.methods_of(method)
+    layers = None if layer is None else base.split(layer)
+    asking.expect_a_layer(methods, layers)
+    keywords = settings(set_ or [], methods)
+    bars = {
+        name: {"progress": False} if "progress" in signature(kind).parameters else {} for name, kind in methods.items()
+    }
+    keywords = {name: {**own, **keywords.get(name, {})} for name, own in bars.items()}
+    manifest = manifest_of(source, "" if anywhere else root)
+    net = base.loaded(model, weights, device)
+    tools = asking.explainers(methods, net, layers, preprocess, keywords)
+    with _progress(len(manifest)) as told:
+        outcome = run_batch(
+            tools,
+            manifest,
+            output,
+            questions,
+            batch_size=batch_size,
+            threads=threads,
+            chunk=chunk,
+            shard=_shard(shard),
+            max_failures=max_failures,
+            overwrite=overwrite,
+            told=told,
+        )
+    _tell(outcome, output)
+
+
+def _shard(words: str) -> tuple[int, int]:
+    which, _, count = words.partition("/")
+    if not (which.isdecimal() and count.isdecimal() and int(which) < int(count)):
+        raise typer.BadParameter(f"{words!r}; expected I/N, from 0/N to N-1/N", param_hint="'--shard'")
+    return int(which), int(count)
+
+
+@contextlib.contextmanager
+def _progress(images: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar with rate, failures and time left; a line every 30 s where stderr is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, begin, done, failed, said = base.err(), time.monotonic(), 0, 0, time.monotonic()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=images)
+
+        def told(more: int, failures: int) -> None:
+            nonlocal done, failed, said
+            done, failed = done + more, failed + failures
+            words = f"{done / max(time.monotonic() - begin, 1e-9):.1f} images/s, {failed} failed"
+            bar.update(task, advance=more, description=words)
+            if not console.is_terminal and time.monotonic() - said > EVERY:
+                said = time.monotonic()
+                console.print(f"{done} of {images} images, {words}")
+
+        yield told
+
+
+def _tell(outcome: "Outcome", output: str) -> None:
+    """What was made, and the reasons of failures; exit code 1 where there are any."""
+    from rich.table import Table
+
+    console, done = base.out(), outcome.images - outcome.failures
+    before = f", {outcome.before} were there" if outcome.before else ""
+    console.print(
+        base.styled(("maps    ", "bold"), (f"{done} images{before}: {base.shown(output)}", "")), soft_wrap=True
+    )
+    if outcome.failures:
+        table = Table("images", "why they have none", title="failures")
+        for reason, count in outcome.reasons.most_common(20):
+            table.add_row(str(count), base.shown(reason))
+        base.err().print(table)
+        raise typer.Exit(1)

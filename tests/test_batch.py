@@ -1,0 +1,280 @@
+"""Batch: the rows of a run, which are those of single calls, whatever ends it half-way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from camscope import GradCAM, LayerCAM, load_model
+from camscope.errors import InputError, LayerError, OutputError, RunError, TargetError
+
+pa = pytest.importorskip("pyarrow")
+csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+
+from camscope.batch import Run, manifest_of, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.store import Store  # noqa: E402
+
+WITHOUT_TIME = ["row", "id", "path", "sha256", "status", "error", "target", "label", "score", "method", "layer", "heat"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("phantom")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven pictures, two of them of another size, one of them broken."""
+    made = tmp_path / "images"
+    made.mkdir()
+    drawn = np.random.default_rng(0)
+    for n in range(7):
+        size = (40, 30) if n in (2, 3) else (32, 32)
+        Image.fromarray(drawn.integers(0, 256, (*size, 3), dtype=np.uint8)).save(made / f"{n}.png")
+    (made / "4.png").write_bytes(b"no image")
+    return made
+
+
+def tools(model):
+    return [GradCAM(model), LayerCAM(model, "layer3")]
+
+
+def rows(output):
+    return Run(output).table(WITHOUT_TIME).to_pylist()
+
+
+# --- manifests
+
+
+def test_a_folder_a_pattern_and_a_list_mean_their_images_in_order(folder):
+    (folder / "deep").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "deep" / "x.jpg")
+    (folder / "notes.txt").write_text("no image")
+    names = [str(folder / f"{n}.png") for n in range(7)]
+    assert manifest_of(folder).table["path"].to_pylist() == [*names, str(folder / "deep" / "x.jpg")]
+    assert manifest_of(str(folder / "*.png")).table["path"].to_pylist() == names
+    given = manifest_of([names[3], names[0], names[3]])
+    assert given.table.to_pylist() == [
+        {"row": 0, "id": names[3], "path": names[3]},
+        {"row": 1, "id": names[0], "path": names[0]},
+    ]
+    with pytest.raises(InputError, match="no image there"):
+        manifest_of(str(folder / "*.bmp"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_carries_its_other_columns_along(kind, tmp_path):
+    table = pa.table(
+        {"site": ["a", "b"], "path": ["1.png", "sub/2.png"], "id": ["07", "8"], "target": ["nodule", None]}
+    )
+    file = tmp_path / f"list.{kind}"
+    (csv.write_csv if kind == "csv" else parquet.write_table)(table, file)
+    made = manifest_of(file)
+    assert made.table.column_names == ["row", "id", "path", "site", "target"]
+    assert made.table["id"].to_pylist() == ["07", "8"]
+    assert made.carried == ["site"]
+    assert made.place("1.png") == str(tmp_path / "1.png")
+    assert made.place("s3://bucket/1.png") == "s3://bucket/1.png"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"file": ["1.png"]}, "no column 'path' among file"),
+        ({"path": ["1.png", None]}, "row 1 has no path"),
+        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 rows have the id of another"),
+        ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
+        ({"path": pa.array([], pa.string())}, "it has no row"),
+    ],
+)
+def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path):
+    parquet.write_table(pa.table(columns), tmp_path / "list.parquet")
+    with pytest.raises(InputError, match=message):
+        manifest_of(tmp_path / "list.parquet")
+    with pytest.raises(InputError, match="there is no such manifest"):
+        manifest_of(tmp_path / "other.csv")
+
+
+def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tmp_path):
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "list.csv").write_text("path\n../images/0.png\n")
+    outcome = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "out")
+    (reason,) = outcome.reasons
+    assert reason.startswith("../images/0.png: it leads out of")
+    inside = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "in", root=tmp_path)
+    assert list(inside.reasons) == [f"../images/0.png: it leads out of {tmp_path}; move it there, or pass --anywhere"]
+    assert manifest_of(tmp_path / "lists" / "list.csv", root="").root is None
+
+
+# --- rows
+
+
+def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
+    outcome = run_batch(tools(model), folder, tmp_path / "out", [None, "nodule"], batch_size=3, chunk=4)
+    assert (outcome.images, outcome.failures) == (7, 1)
+    made = rows(tmp_path / "out")
+    assert [(row["row"], row["method"]) for row in made] == [
+        (n, m) for n in range(7) for m in ["gradcam", "layercam"] * 2
+    ]
+    for row in made:
+        path = folder / f"{row['row']}.png"
+        if row["row"] == 4:
+            assert (row["status"], row["heat"]) == ("failed", None)
+            assert "not an image of a format that Pillow knows" in row["error"]
+            continue
+        target = "nodule" if row["target"] == "nodule" else None
+        tool = tools(model)[row["method"] == "layercam"]
+        one = tool.explain(path, target)
+        np.testing.assert_allclose(np.float32(row["heat"]), one.heat.ravel(), rtol=1e-4, atol=1e-6)
+        assert (row["label"], row["layer"], row["status"]) == (one.label, one.layer, one.status)
+        assert row["score"] == pytest.approx(one.score, rel=1e-5)
+
+
+def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    made = Run(tmp_path / "out")
+    found = {one.name: one for one in made}
+    assert len(found) == 6 < len(made) == 7
+    name = str(folder / "2.png")
+    one = GradCAM(model).explain(name)
+    assert found[name].placement == one.placement
+    assert found[name].model == one.model
+    np.testing.assert_allclose(found[name].heatmap(), one.heatmap(), atol=1e-4)
+    with pytest.raises(InputError, match="this is no run"):
+        Run(folder)
+
+
+def test_a_rows_own_target_goes_before_the_runs(folder, model, tmp_path):
+    file = tmp_path / "list.csv"
+    file.write_text(
+        "path,target,site\nimages/0.png,2,a\nimages/1.png,,b\nimages/2.png,effusion,c\nimages/3.png,tulip,d\n"
+    )
+    outcome = run_batch(GradCAM(model), file, tmp_path / "out", ["nodule"])
+    made = Run(tmp_path / "out").table().to_pylist()
+    assert [row["target"] for row in made] == ["2", "nodule", "effusion", "tulip"]
+    assert [row["site"] for row in made] == ["a", "b", "c", "d"]
+    assert [row["label"] for row in made[:3]] == [model_name(model, 2), "nodule", "effusion"]
+    assert outcome.failures == 1
+    assert "tulip" in made[3]["error"]
+
+
+def model_name(model, index):
+    return GradCAM(model).categories[index]
+
+
+def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
+    with pytest.raises(TargetError, match="tulip"):
+        run_batch(GradCAM(model), folder, tmp_path / "one", ["tulip"])
+    with pytest.raises(LayerError):
+        run_batch(GradCAM(model, "head"), folder, tmp_path / "two")
+    with pytest.raises(RunError, match=r"1 images failed, more than 0: .*format that Pillow knows"):
+        run_batch(GradCAM(model), folder, tmp_path / "three", max_failures=0)
+
+
+def test_one_image_that_the_model_cannot_take_fails_alone(folder, tmp_path):
+    class Choosy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            if bool((x[:, 0, 0, 0] > 2).any()):
+                raise RuntimeError("too bright")
+            return self.head(self.layer(x).relu().mean((2, 3)))
+
+    Image.new("RGB", (32, 32), "white").save(folder / "5.png")
+    tool = GradCAM(Choosy(), "layer", preprocess="imagenet")
+    run_batch(tool, [folder / f"{n}.png" for n in (0, 1, 5, 6)], tmp_path / "out")
+    assert [row["error"] for row in rows(tmp_path / "out")] == [None, None, "RuntimeError: too bright", None]
+
+
+# --- restarts
+
+
+def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):
+    run_batch(tools(model), folder, tmp_path / "whole", chunk=2)
+    write, written = Store.write, []
+
+    def until_the_third(store, chunk, table):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(chunk)
+        write(store, chunk, table)
+
+    monkeypatch.setattr(Store, "write", until_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
+    monkeypatch.undo()
+    outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
+    assert (outcome.before, outcome.images) == (4, 3)
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert run_batch(tools(model), folder, tmp_path / "parts", chunk=2).images == 0
+
+
+def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
+    run_batch(tools(model), folder, tmp_path / "whole", chunk=2)
+    for which in (2, 0, 1):
+        run_batch(tools(model), folder, tmp_path / "shared", chunk=2, shard=(which, 3))
+    assert rows(tmp_path / "shared") == rows(tmp_path / "whole")
+
+
+def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    with pytest.raises(
+        OutputError, match=r"holds another run \(targets: \[None\] there, \['nodule'\] here\); pass overwrite"
+    ):
+        run_batch(GradCAM(model), folder, tmp_path / "out", ["nodule"])
+    with pytest.raises(OutputError, match=r"layer"):
+        run_batch(GradCAM(model, "layer3"), folder, tmp_path / "out")
+    (folder / "7.png").write_bytes((folder / "6.png").read_bytes())
+    with pytest.raises(OutputError, match=r"manifest\.rows: 7 there, 8 here"):
+        run_batch(GradCAM(model), folder, tmp_path / "out")
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).images == 8
+    (tmp_path / "out" / "run.json").write_text("{")
+    with pytest.raises(OutputError, match="it is damaged"):
+        run_batch(GradCAM(model), folder, tmp_path / "out")
+
+
+KILLED = """
+import sys
+from camscope import GradCAM, load_model
+from camscope.batch import run_batch
+run_batch(GradCAM(load_model("phantom")), sys.argv[1], sys.argv[2], chunk=3, batch_size=2)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's")
+def test_killed_at_any_instant_it_ends_with_the_rows_of_an_uninterrupted_run(model, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    drawn = np.random.default_rng(1)
+    for n in range(90):
+        Image.fromarray(drawn.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(images / f"{n:02}.png")
+    run_batch(GradCAM(model), images, tmp_path / "whole", chunk=3, batch_size=2)
+    instants, parts = random.Random(0), tmp_path / "out" / "parts"
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(images), str(tmp_path / "out")])
+        before = len(list(parts.glob("part-*"))) if parts.exists() else 0
+        while process.poll() is None and (not parts.exists() or len(list(parts.glob("part-*"))) < before + 2):
+            time.sleep(0.005)
+        time.sleep(instants.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    run_batch(GradCAM(model), images, tmp_path / "out", chunk=3, batch_size=2)
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+
+
+def test_what_a_run_was_made_with_is_told(folder, model, tmp_path):
+    run_batch(tools(model), folder, tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert facts["made_with"]["model"]["source"] == "phantom"
+    assert facts["versions"].keys() >= {"camscope", "torch", "python"}
+    assert [name.split()[0] for name in facts["made_with"]["methods"]] == ["gradcam", "layercam"]
