@@ -30,6 +30,7 @@ class Work:
     settings: dict[str, Any] = field(default_factory=dict)
     by_captum: Callable[[Any, Case], Callable[[], Tensor]] | None = None
     alike: bool = True  # whether captum computes the same map
+    model: str = "resnet18"
 
     @property
     def title(self) -> str:
@@ -59,6 +60,10 @@ WORKS = (
     Work("integratedgradients", {"steps": 50}, _integrated),
     Work("smoothgrad", {"samples": 32}, _smooth, alike=False),
     Work("occlusion", {"window": 32, "stride": 16}, _occlusion),
+    Work("occlusion", {"window": 32, "stride": 16}, _occlusion, model="resnet50"),
+    Work("occlusion", {"window": 32, "stride": 16}, _occlusion, model="mobilenet_v2"),
+    Work("occlusion", {"window": 32, "stride": 16}, _occlusion, model="densenet121"),
+    Work("occlusion", {"window": 32, "stride": 16}, _occlusion, model="vit_b_16"),
     Work("rise", {"samples": 256}),
 )
 
@@ -67,8 +72,8 @@ def figures(rounds: int, device: str) -> Iterator[list[Figure]]:
     """A row a method: of one image, in passes of the same size, over the forward and backward passes alone."""
     from camscope.explainers import METHODS
 
-    case = first(case_or_random("resnet18", device, 1))
     for work in WORKS:
+        case = first(case_or_random(work.model, device, 1))
         kind: Any = METHODS[work.method]
         tool: Explainer = kind(case.model, batch_size=BATCH, **work.settings)
         ours = partial(tool.attribute, case.x, case.classes)

@@ -515,3 +515,18 @@ def test_rise_of_a_long_signal_takes_the_memory_of_its_masks():
     """Each mask is enlarged from its few cells: no table of all shifts, which would be 3 GB here."""
     masks = spread(torch.ones(2, 8), torch.tensor([[0.0], [0.9]]), [20_000], [7])
     assert torch.equal(masks, torch.ones(2, 20_000))
+
+
+def test_sobol_stops_when_it_has_settled_and_says_so():
+    model, x, _ = linear(1, 8, 8)
+    counting = Counting(model)
+    made = Sobol(counting, cells=2, samples=400, until=0.2, batch_size=7).explain(x[0], 1)
+    pairs = int(made.notes[0].split()[0])
+    assert "settled to until=0.2 before all 400" in made.notes[0]
+    assert pairs % 8 == 0
+    assert counting.rows <= 1 + pairs * 5 + 7
+    assert made.error.max() <= 0.2 * np.ptp(made.heat)
+    again = Sobol(model, cells=2, samples=400, until=0.2, batch_size=64).explain(x[0], 1)
+    assert made.heat.tobytes() == again.heat.tobytes()
+    tight = Sobol(model, cells=2, samples=16, until=1e-6).explain(x[0], 1)
+    assert tight.notes[0].endswith(": not settled to until=1e-06")

@@ -106,6 +106,20 @@ class PerturbationExplainer(WithBaseline, ManyRuns):
         )
 
 
+def doubt(mean: Tensor, error: Tensor) -> float:
+    """The largest standard error, as a share of the way from the mean's least cell to its largest."""
+    most, span = float(error.max()), float(mean.max() - mean.min())
+    return most / span if span > 0 else float(most > 0)
+
+
+def settling(left: float, until: float | None, early: bool, most: int) -> str:
+    """What a map says of its doubt, and of whether it stopped before `most` were drawn."""
+    words = f"the largest standard error is {left:.2%} of the map's range"
+    if early:
+        return f"{words}: settled to until={until:g} before all {most}"
+    return f"{words}: not settled to until={until:g}" if until is not None and left > until else words
+
+
 def extents(given: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
     """One number for every axis of a size: at most that axis's own."""
     each = [given] * len(size) if isinstance(given, int) else given

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from camscope.explainers.perturbations.base import Found, Masks, PerturbationExplainer, Veiled
+from camscope.explainers.perturbations.base import Found, Masks, PerturbationExplainer, Veiled, doubt, settling
 from camscope.explainers.scope import expect_count, expect_positive
 
 CHECKED = 64  # masks between two looks at the standard error, whatever the size of a pass
@@ -40,9 +40,8 @@ class Running:
 
     @property
     def doubt(self) -> float:
-        """The largest standard error, as a share of the way from the mean's least cell to its largest."""
-        error, span = float(self.error.max()), float(self.mean.max() - self.mean.min())
-        return error / span if span > 0 else float(error > 0)
+        """See `doubt`."""
+        return doubt(self.mean, self.error)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -96,9 +95,5 @@ class SampledExplainer(PerturbationExplainer):
             return False
 
         veiled.runs.in_turns(veiled.sample, self.samples, work)
-        words = f"{running.count} masks; the largest standard error is {running.doubt:.2%} of the map's range"
-        if running.count < self.samples:
-            words += f": settled to until={self.until:g} before all {self.samples}"
-        elif self.until is not None and running.doubt > self.until:
-            words += f": not settled to until={self.until:g}"
-        return Found(running.mean, running.error, (words,))
+        words = settling(running.doubt, self.until, running.count < self.samples, self.samples)
+        return Found(running.mean, running.error, (f"{running.count} masks; {words}",))

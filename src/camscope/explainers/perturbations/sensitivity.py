@@ -10,9 +10,11 @@ from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
 from camscope.explainers.base import register
-from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
-from camscope.explainers.scope import expect_count
+from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, doubt, extents, settling
+from camscope.explainers.scope import expect_count, expect_positive
 from camscope.explainers.segments import parts_of_grid
+
+CHECKED = 8  # pairs of masks between two looks at the standard error, whatever the size of a pass
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -32,16 +34,16 @@ class GridSensitivity(PerturbationExplainer):
             raise InputError(f"samples={self.samples}: expected a whole number, 2 or more, as one sample has no spread")
 
     @abstractmethod
-    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
-        """(count,), float64: the cells' numbers, and their standard errors; `labels` (*S) says which pixels a cell has."""
+    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> Found:
+        """The cells' numbers (count,) in float64, and their standard errors; `labels` (*S): which pixels a cell has."""
 
     def found(self, veiled: Veiled) -> Found:
         """(*S)"""
         size = veiled.x.shape[1:]
         counts = extents(self.cells, size)
         labels = parts_of_grid(size, counts, veiled.x.device)
-        values, errors = self.of_cells(veiled, labels, torch.Size(counts).numel())
-        return Found(values[labels], None if errors is None else errors[labels])
+        found = self.of_cells(veiled, labels, torch.Size(counts).numel())
+        return Found(found.heat[labels], None if found.error is None else found.error[labels], found.notes)
 
 
 @register
@@ -51,14 +53,20 @@ class Sobol(GridSensitivity):
     A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a
     cell is the share of the score's variance that is lost when that cell stands still, whatever the others do: it has no
     sign. A score that no mask changes has indices of 0. The variance is that of all A; the standard error is that of the
-    mean of squares.
+    mean of squares. `until`: stop as soon as the largest is at most so large a share of the map's range; looked at after
+    every 8 pairs.
     """
 
     name, paper = "sobol", "arXiv:2111.04138"
     slow: ClassVar[bool] = True
     forwards: ClassVar[str] = "1 + samples x (cells**2 + 1)"
+    until: float | None = None
 
-    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_positive(None, until=self.until)
+
+    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> Found:
         """(count,)"""
         points = self.points(2 * count, labels)
         first, second = points[:, :count], points[:, count:]
@@ -72,10 +80,29 @@ class Sobol(GridSensitivity):
             cells[rows, own] = second[design[rows], own]
             return cells[:, labels.flatten()].view(len(cells), *labels.shape)
 
-        scores = veiled.all_scores(self.samples * (count + 1), masks).view(-1, self.samples, count + 1)
-        precision = veiled.precision
-        each = [total_indices(one[:, 0], one[:, 1:], precision) for one in scores]
+        scores = torch.empty(len(veiled.fills), self.samples, count + 1, dtype=torch.float64, device=labels.device)
+        flat, pairs = scores.view(len(scores), -1), 0
+
+        def work(part: slice) -> bool:
+            nonlocal pairs
+            flat[:, part] = veiled.scores(masks(part))
+            while pairs < (more := min(pairs + CHECKED, self.samples)) and more * (count + 1) <= part.stop:
+                pairs = more
+                if self.until is not None and doubt(*self._indices(scores[:, :pairs], veiled)) <= self.until:
+                    return True
+            return False
+
+        veiled.runs.in_turns(veiled.sample, self.samples * (count + 1), work)
+        found = self._indices(scores[:, :pairs], veiled)
+        return Found(*found, self._words(pairs, doubt(*found)))
+
+    def _indices(self, scores: Tensor, veiled: Veiled) -> tuple[Tensor, Tensor]:
+        """(F,n,count + 1) -> (count,) twice: means over the fills."""
+        each = [total_indices(one[:, 0], one[:, 1:], veiled.precision) for one in scores]
         return torch.stack([one[0] for one in each]).mean(0), torch.stack([one[1] for one in each]).mean(0)
+
+    def _words(self, pairs: int, left: float) -> tuple[str, ...]:
+        return (f"{pairs} pairs of masks; {settling(left, self.until, pairs < self.samples, self.samples)}",)
 
     def points(self, dimensions: int, like: Tensor) -> Tensor:
         """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
@@ -102,13 +129,13 @@ class HSIC(GridSensitivity):
     forwards: ClassVar[str] = "1 + samples"
     samples: int = 512
 
-    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    def of_cells(self, veiled: Veiled, labels: Tensor, count: int) -> Found:
         """(count,)"""
         drawn = torch.rand(self.samples, count, generator=self.drawing(), dtype=torch.float32)
         shown = (drawn.argsort(0) < self.samples // 2).to(labels.device)
         flat = labels.flatten()
         scores = veiled.all_scores(self.samples, lambda part: shown[part][:, flat].view(-1, *labels.shape))
-        return torch.stack([dependence(shown, one, veiled.precision) for one in scores]).mean(0), None
+        return Found(torch.stack([dependence(shown, one, veiled.precision) for one in scores]).mean(0))
 
 
 def total_indices(scores: Tensor, changed: Tensor, precision: float = 0.0) -> tuple[Tensor, Tensor]:
