@@ -3,11 +3,12 @@
 import pytest
 
 from mutants import MUTANTS
+from mutants_of_pixels import OF_PIXELS
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.slip for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", [*MUTANTS, *OF_PIXELS], ids=lambda mutant: mutant.slip)
 def test_a_planted_slip_is_noticed(mutant):
     mutant.check()
     with pytest.MonkeyPatch.context() as patch:
