@@ -11,7 +11,7 @@ from benchmarks import peers
 from benchmarks.agreement import correlation, difference, empty
 from benchmarks.cases import Case
 from benchmarks.report import OURS, Figure
-from benchmarks.timing import Spread, Timed, collector_off, in_turns, ratios, seconds
+from benchmarks.timing import Clock, Spread, Timed, collector_off, in_turns, ratios, seconds
 from benchmarks.tool import NotOfferedError
 
 FORWARD = "forward"
@@ -77,13 +77,13 @@ def timed(
     return spreads, Spread.of(times[FORWARD]).median
 
 
-def quiet(run: Callable[[], object], device: str) -> Timed:
+def quiet(run: Callable[[], object], device: str, clock: Clock = time.perf_counter) -> Timed:
     """A task: what the call takes, its warnings unseen."""
 
     def task() -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return seconds(run, device)
+            return seconds(run, device, clock)
 
     return task
 
