@@ -389,6 +389,24 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
             ExpectedGradients(linear(weight), background=wrong)
     with pytest.raises(InputError, match=r"the baseline is \(3, 5, 5\); the input is \(3, 4, 4\)"):
         ExpectedGradients(linear(weight), background=torch.zeros(2, 3, 5, 5)).attribute(x[None], 1)
+    with pytest.raises(InputError, match=r"pass background\[None\]: one input is \(1,3,4,4\)"):
+        ExpectedGradients(linear(weight), background=x).attribute(x[None], 1)
+
+
+def test_a_baseline_that_is_none_says_what_to_pass():
+    model, x = CASES["pooled"].make()
+    for wrong in (None, True, [[0.0]], {}, ["zero", None]):
+        with pytest.raises(InputError, match=r"^baseline=.*: expected 'zero', .* or a tensor \(C,H,W\)$"):
+            IntegratedGradients(model, baseline=wrong)
+    for wrong in (0, 0.5):
+        with pytest.raises(InputError, match=rf"^baseline={wrong}: .*: torch.full\(\(C,H,W\), {float(wrong)}\)$"):
+            IntegratedGradients(model, baseline=wrong)
+    broken = x[0].clone()
+    broken[0, 0, :2] = torch.tensor([torch.nan, torch.inf])
+    with pytest.raises(InputError, match=r"^the baseline has 2 NaN or infinite values of 576: .*nan_to_num"):
+        IntegratedGradients(model, baseline=broken).attribute(x, 1)
+    with pytest.raises(InputError, match=r"the input is \(3, 16, 12\): pass a tensor \(3, 16, 12\), an image"):
+        IntegratedGradients(model, baseline=torch.zeros(3, 5, 5)).attribute(x, 1)
 
 
 def test_without_noise_gradient_shap_is_expected_gradients():
