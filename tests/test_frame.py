@@ -16,7 +16,19 @@ from floors import FLOORS, violations
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "camscope"
-HEAVY = ["cv2", "pyarrow", "duckdb", "fsspec", "torchvision", "PIL", "matplotlib", "rich", "typer", "timm", "transformers"]
+HEAVY = [
+    "cv2",
+    "pyarrow",
+    "duckdb",
+    "fsspec",
+    "torchvision",
+    "PIL",
+    "matplotlib",
+    "rich",
+    "typer",
+    "timm",
+    "transformers",
+]
 IMAGES = (".png", ".jpg", ".jpeg")
 
 

@@ -352,3 +352,18 @@ def test_the_channels_of_a_pixel_become_one_number():
     for channels, heat in wanted.items():
         torch.testing.assert_close(Saliency(model, channels=channels).attribute(x, 1), heat)
     torch.testing.assert_close(Saliency(model).attribute(x, 1), wanted["max"])
+
+
+@pytest.mark.parametrize("select", [lambda y: torch.where(y > 0, y, torch.zeros_like(y)), lambda y: y * (y > 0)])
+def test_a_choice_that_may_be_a_relu_is_told(select):
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 3)
+
+        def forward(self, x):
+            return self.b(select(self.a(x))).relu().mean((2, 3))
+
+    one = GuidedBackprop(Chosen()).explain(torch.rand(3, 8, 8), 1)
+    assert one.notes[0] == "1 ReLUs were reached: relu x 1"
+    assert any(note.startswith("ReLUs may be hidden, with the plain gradient, in ") for note in one.notes)

@@ -544,3 +544,14 @@ def test_sobol_stops_when_it_has_settled_and_says_so():
     assert made.heat.tobytes() == again.heat.tobytes()
     tight = Sobol(model, cells=2, samples=16, until=1e-6).explain(x[0], 1)
     assert tight.notes[0].endswith(": not settled to until=1e-06")
+
+
+def test_hsic_of_many_masks_takes_a_part_of_its_kernel_at_a_time():
+    drawn = torch.Generator().manual_seed(0)
+    shown = torch.rand(1100, 3, generator=drawn).argsort(0) < 550
+    scores = torch.rand(1100, generator=drawn, dtype=torch.float64) + shown[:, 0]
+    L = (-0.5 * ((scores[:, None] - scores) / scores.std()).square()).exp()
+    H = torch.eye(1100, dtype=torch.float64) - 1 / 1100
+    agree = [(one[:, None] == one).double() for one in shown.T]
+    expected = torch.stack([torch.trace(K @ H @ L @ H) for K in agree]) / 1099**2
+    torch.testing.assert_close(dependence(shown, scores), expected, rtol=1e-9, atol=1e-12)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
@@ -10,6 +11,7 @@ from torch.autograd.graph import Node
 HIDING = {
     "DifferentiableGraph": "a scripted part",
     "CopySlices": "an operation in place on a view",
+    "Where": "torch.where",
 }
 
 
@@ -31,9 +33,15 @@ def kind_of_step(node: Node) -> str:
 
 
 def hidden_in(node: Node) -> str | None:
-    """What may hold other operations that cannot be seen: a scripted part, a function with a way back of its own."""
+    """What may hold, or stand for, operations that cannot be seen: a scripted part, a choice between two values."""
     kind = kind_of_step(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
         return f"the function {kind} with a way back of its own"
+    if kind == "Mul" and any(_is_switch(getattr(node, f"_saved_{name}", None)) for name in ("self", "other")):
+        return "a product with true and false"
     return HIDING.get(kind)
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool

@@ -1,8 +1,8 @@
 """Patched: versions of one input that differ from it in a window each; a model works out only what the windows reach."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,30 +24,52 @@ NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten._native_batch_norm_
 POOLS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d, aten.avg_pool3d}
 
 
+@dataclass
+class Account:
+    """What passes of versions spared, and took: multiplications of convolutions, and bytes.
+
+    `spared`: of the versions' rows; `clean`: made for the clean one; `widest`: bytes of a row, where it is largest. A pass
+    that comes to whole tensors before `least` is spared ends with NotWorthwhileError.
+    """
+
+    spared: int = 0
+    clean: int = 0
+    widest: int = 1
+    least: float = 0.0
+
+    def note(self, values: Tensor) -> None:
+        """Take in what an operation made of all rows."""
+        self.widest = max(self.widest, values.nbytes // max(1, len(values)))
+
+
+class NotWorthwhileError(Exception):
+    """Whole tensors are needed before enough is spared."""
+
+
 class Patched(Tensor):
     """R versions (R,C,*S) of one sample, for a model to be run on without gradients.
 
     They are `clean` (1,C,*S), but for `patch` (R,C,*s), whose first cell lies at `first` (R,axes). Convolutions, poolings,
     batch norms, sums, concatenations and activations hand on such versions: of each only what its patch reaches is worked
-    out, to the bit what a whole pass does but for rounding. Any other operation is given the whole tensors. `spared` counts
-    the multiplications of convolutions that were not made.
+    out, to the bit what a whole pass does but for rounding. Any other operation is given the whole tensors.
     """
 
     clean: Tensor
     patch: Tensor
     first: Tensor
-    spared: Counter[str]
+    account: Account
 
     @staticmethod
     def __new__(
-        cls: type["Patched"], clean: Tensor, patch: Tensor, first: Tensor, spared: Counter[str] | None = None
+        cls: type["Patched"], clean: Tensor, patch: Tensor, first: Tensor, account: Account | None = None
     ) -> "Patched":
         """A tensor with a shape and a type, and no numbers of its own."""
         made: Patched = Tensor._make_wrapper_subclass(
             cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
         made.clean, made.patch, made.first = clean, patch, first
-        made.spared = Counter() if spared is None else spared
+        made.account = Account() if account is None else account
+        made.account.note(patch)
         return made
 
     @classmethod
@@ -74,8 +96,11 @@ class Patched(Tensor):
     def whole(self) -> Tensor:
         """(R,C,*S), which is the patch from now on: what is done to it, or to a view of it, is done to these versions."""
         if self.patch.shape != self.shape:
+            if self.account.spared < self.account.least:
+                raise NotWorthwhileError
             start = torch.zeros_like(self.first)
             self.patch, self.first = self.cut(start, self.shape[2:]), start
+            self.account.note(self.patch)
         return self.patch
 
     def cut(self, begin: Tensor, size: Sequence[int], beyond: float = 0.0) -> Tensor:
@@ -93,7 +118,7 @@ class Patched(Tensor):
 
     def made(self, clean: Tensor, patch: Tensor, first: Tensor | None = None) -> "Patched":
         """Other versions, of the same window each."""
-        return Patched(clean, patch, self.first if first is None else first, self.spared)
+        return Patched(clean, patch, self.first if first is None else first, self.account)
 
 
 def windows(values: Tensor, corners: Tensor, size: Sequence[int], beyond: float = 0.0) -> Tensor:
@@ -205,8 +230,9 @@ def _convolved(
 
     made = _windowed(run, x, weight.shape[2:], stride, padding, dilation)
     if made is not None:
-        kept = math.prod(made.shape[2:]) - math.prod(made.patch.shape[2:])
-        x.spared["multiplications"] += len(made) * weight.numel() * kept
+        cells, reached = math.prod(made.shape[2:]), math.prod(made.patch.shape[2:])
+        x.account.spared += len(made) * weight.numel() * (cells - reached)
+        x.account.clean += weight.numel() * cells
     return made
 
 

@@ -45,7 +45,7 @@ class Occlusion(PerturbationExplainer):
         lost = (veiled.value - scores.mean(0)).view([len(cover) for cover in covers])
         words = f"{len(corners)} windows of {' x '.join(map(str, size))} pixels"
         more = (
-            [f"{spared:.0%} of the multiplications are of what no window reaches, and were made once"] if spared else []
+            [f"{spared:.0%} of the multiplications are of what no window reaches, and were left out"] if spared else []
         )
         return Found(mean_over(lost, [cover.to(lost.device) for cover in covers]), notes=(words, *more))
 

@@ -14,6 +14,7 @@ from camscope.explainers.perturbations.base import Found, PerturbationExplainer,
 from camscope.explainers.scope import expect_count, expect_positive
 from camscope.explainers.segments import parts_of_grid
 
+ROWS = 512  # of L at a time
 CHECKED = 8  # pairs of masks between two looks at the standard error, whatever the size of a pass
 
 
@@ -52,9 +53,9 @@ class Sobol(GridSensitivity):
 
     A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a
     cell is the share of the score's variance that is lost when that cell stands still, whatever the others do: it has no
-    sign. A score that no mask changes has indices of 0. The variance is that of all A; the standard error is that of the
-    mean of squares. `until`: stop as soon as the largest is at most so large a share of the map's range; looked at after
-    every 8 pairs.
+    sign. A score that no mask changes has indices of 0. The variance is that of all A; the standard error is that of a
+    ratio of means of independent draws, which a Sobol sequence's are not: see the documents. `until`: stop as soon as the
+    largest is at most so large a share of the map's range; looked at after every 8 pairs.
     """
 
     name, paper = "sobol", "arXiv:2111.04138"
@@ -139,24 +140,32 @@ class HSIC(GridSensitivity):
 
 
 def total_indices(scores: Tensor, changed: Tensor, precision: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(n,), (n,d) -> (d,) twice: Jansen's Σ_j (a_j - c_ji)² / 2 n V[a], and its standard error for V as it is."""
+    """(n,), (n,d) -> (d,) twice: Jansen's Σ_j (a_j - c_ji)² / 2 n V[a], and its standard error, that of a ratio of means.
+
+    It is linearised, for draws that know nothing of one another.
+    """
     if are_one(scores, precision):
         return torch.zeros_like(changed[0]), torch.zeros_like(changed[0])
-    parts = (scores[:, None] - changed).square() / (2 * scores.var())
-    return parts.mean(0), parts.std(0) / len(parts) ** 0.5
+    parts, variance = (scores[:, None] - changed).square() / 2, scores.var()
+    indices = parts.mean(0) / variance
+    apart = parts - indices * (scores - scores.mean()).square()[:, None]
+    return indices, apart.std(0) / variance / len(parts) ** 0.5
 
 
 def dependence(shown: Tensor, scores: Tensor, precision: float = 0.0) -> Tensor:
     """(n,d) bool, (n,) -> (d,): HSIC of each column and the scores.
 
-    K is (1 + s s') / 2 for s of plus and minus one, of which H leaves the product: the trace is a quadratic form.
+    K is (1 + s s') / 2 for s of plus and minus one, of which H leaves the product: the trace is a quadratic form of
+    the centred s, for which a part of L at a time will do.
     """
-    if are_one(scores, precision):
-        return torch.zeros_like(shown[0], dtype=scores.dtype)
-    kernel = (-0.5 * ((scores[:, None] - scores) / scores.std()).square()).exp()
-    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
     signs = shown.to(scores.dtype) * 2 - 1
-    return ((signs * (centred @ signs)).sum(0) / (2 * (len(scores) - 1) ** 2)).clamp(min=0)
+    signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
+    if are_one(scores, precision):
+        return total
+    for rows in torch.arange(len(scores), device=scores.device).split(ROWS):
+        kernel = (-0.5 * ((scores[rows, None] - scores) / scores.std()).square()).exp()
+        total += (signs[rows] * (kernel @ signs)).sum(0)
+    return (total / (2 * (len(scores) - 1) ** 2)).clamp(min=0)
 
 
 def are_one(scores: Tensor, precision: float) -> bool:
