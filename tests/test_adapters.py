@@ -245,6 +245,9 @@ def test_how_far_deeplift_is_from_adding_up_by_hand():
     # from 0: 2 + 6 · 3 = 20, where f goes from 0 to 11; of both the means
     both = DeepLIFTSHAP(Bent(), background=[start, "zero"]).explain(X, 1)
     assert both.measures == {"completeness_gap": pytest.approx((4 + 9) / 2), "score_change": pytest.approx(10.5)}
+    (note,) = [said for said in both.notes if said.startswith("completeness")]
+    assert "add up to 17, the score less the baselines' mean is 10.5: the gap is +6.5, 61.90% of it" in note
+    assert "; the worst of 2 baselines has +9 of 11; captum has no" in note
     (note,) = [said for said in one.notes if said.startswith("completeness")]
     assert (
         "values add up to 14, the score less the baseline's is 10: the gap is +4, 40.00% of it; captum has no" in note

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -313,6 +315,10 @@ def test_the_examples_in_the_helps_work(here):
         (["--set", "speed=3"], "known: mode, on_nonfinite"),
         (["--set", "call=last"], "expected int or none"),
         (["--set", "call"], "not name=value"),
+        (["--set", "reshape=tokens"], "set it in Python"),
+        (["--set", "categories=a,b"], "set it in Python"),
+        (["--set", "layer=layer1"], "option of its own: --layer"),
+        (["--method", "occlusion", "--set", "window=12,x"], "window='x': expected int"),
         (["--format", "gif"], "expected some of png"),
         (["--classes", "1", "--target", "1"], "not both"),
         (["-o", "x.gif"], "cannot write .gif"),
@@ -456,6 +462,36 @@ def test_settings_are_read_by_the_signature():
     assert chosen == {"n": 7, "share": 1.0, "fast": True, "kind": "7"}
     assert [type(value) for value in chosen.values()] == [int, float, bool, str]
     assert settings(["mode=as_is", "call=none"], {"gradcam": GradCAM}) == {"gradcam": {"mode": "as_is", "call": None}}
+
+
+def test_settings_that_take_lists_are_said_with_commas():
+    class Method:
+        def __init__(
+            self, several: Sequence[int] | int | None = None, shares: list[float] | tuple[float, ...] = (), n: int = 1
+        ) -> None: ...
+
+    def read(*pairs, methods=None):
+        return settings(pairs, methods or {"m": Method})["m"]
+
+    assert read("several=12, 8", "shares=0.5") == {"several": [12, 8], "shares": [0.5]}
+    assert read("several=12") == {"several": 12}
+    assert read("several=none", "shares=1,0") == {"several": None, "shares": [1.0, 0.0]}
+    assert read("baseline=cat.png,blur", methods={"m": METHODS["rise"]}) == {"baseline": ["cat.png", "blur"]}
+    assert read("background=cat.png", methods={"m": METHODS["gradientshap"]}) == {"background": ["cat.png"]}
+    with pytest.raises(typer.BadParameter, match=r"expected int or what only Python can say$"):
+        read("segments=cells.png", methods={"m": METHODS["segmentablation"]})
+    for pair in ("several=12,x", "shares=1,", "n=1,2"):
+        with pytest.raises(typer.BadParameter, match=r"expected (int|float)$"):
+            read(pair)
+
+
+def test_fills_and_backgrounds_are_files_and_words(here):
+    Path("grey.png").write_bytes(Path("nodule.png").read_bytes())
+    asked = "explain", "nodule.png", "-o", "a.json", "--overwrite", "--method"
+    run(*asked, "occlusion", "--set", "baseline=zero,blur", "--set", "window=64,32", "--set", "stride=64,32")
+    assert json.loads(Path("a.json").read_text())["parameters"]["baseline"] == "['zero', 'blur']"
+    run(*asked, "gradientshap", "--set", "background=grey.png,blur", "--set", "samples=2")
+    assert "no background" not in Path("a.json").read_text()
 
 
 # The process

@@ -103,10 +103,25 @@ def test_steps_are_tripled_until_the_gap_is_small_and_none_is_run_twice():
     assert one.measures["completeness_gap"] == pytest.approx(-1 / 27)
     once = IntegratedGradients(counting, steps=27).explain(torch.ones(1, 1, 2, dtype=torch.float64), 1)
     np.testing.assert_allclose(one.heat, once.heat, rtol=1e-14)
+    assert "tolerance" not in " ".join(one.notes)
     never = IntegratedGradients(Formula(hinge), steps=3, tolerance=1e-9).explain(torch.ones(1, 1, 2), 1)
     assert never.measures["gradients"] == 3**8, (
         "the most that is a power of three times the steps, and no more than 2^14"
     )
+    assert never.notes[0] == "not within tolerance=1e-09 after 6561 steps, the most that are taken"
+
+
+@pytest.mark.parametrize("channels", ["abs", "max", "l2"])
+def test_what_adds_up_is_named_where_the_map_does_not(channels):
+    model, x = CASES["pooled"].make(dtype=torch.float64)
+    one = IntegratedGradients(model, steps=4, channels=channels).explain(x[0], 1)
+    (note,) = one.notes
+    assert note.startswith(f"completeness: the values, before channels='{channels}', add up to ")
+    said = float(note.split("add up to ")[1].split(",")[0])
+    signed = IntegratedGradients(model, steps=4).explain(x[0], 1)
+    assert signed.notes[0].startswith("completeness: the pixels' values add up to ")
+    assert float(signed.heat.sum()) == pytest.approx(said, rel=1e-3)
+    assert float(one.heat.sum()) != pytest.approx(said, rel=1e-3)
 
 
 def test_the_map_is_the_mean_over_several_baselines():
@@ -374,6 +389,24 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
             ExpectedGradients(linear(weight), background=wrong)
     with pytest.raises(InputError, match=r"the baseline is \(3, 5, 5\); the input is \(3, 4, 4\)"):
         ExpectedGradients(linear(weight), background=torch.zeros(2, 3, 5, 5)).attribute(x[None], 1)
+    with pytest.raises(InputError, match=r"pass background\[None\]: one input is \(1,3,4,4\)"):
+        ExpectedGradients(linear(weight), background=x).attribute(x[None], 1)
+
+
+def test_a_baseline_that_is_none_says_what_to_pass():
+    model, x = CASES["pooled"].make()
+    for wrong in (None, True, [[0.0]], {}, ["zero", None]):
+        with pytest.raises(InputError, match=r"^baseline=.*: expected 'zero', .* or a tensor \(C,H,W\)$"):
+            IntegratedGradients(model, baseline=wrong)
+    for wrong in (0, 0.5):
+        with pytest.raises(InputError, match=rf"^baseline={wrong}: .*: torch.full\(\(C,H,W\), {float(wrong)}\)$"):
+            IntegratedGradients(model, baseline=wrong)
+    broken = x[0].clone()
+    broken[0, 0, :2] = torch.tensor([torch.nan, torch.inf])
+    with pytest.raises(InputError, match=r"^the baseline has 2 NaN or infinite values of 576: .*nan_to_num"):
+        IntegratedGradients(model, baseline=broken).attribute(x, 1)
+    with pytest.raises(InputError, match=r"the input is \(3, 16, 12\): pass a tensor \(3, 16, 12\), an image"):
+        IntegratedGradients(model, baseline=torch.zeros(3, 5, 5)).attribute(x, 1)
 
 
 def test_without_noise_gradient_shap_is_expected_gradients():

@@ -254,6 +254,20 @@ def test_without_scikit_image_the_error_says_what_to_install(monkeypatch):
         SegmentAblation(model).attribute(x, 1)
 
 
+def test_segments_of_any_array_and_what_is_none():
+    model, x = CASES["pooled"].make()
+    labels = np.arange(16 * 12).reshape(16, 12) // 40
+    expected = SegmentAblation(model, segments=labels[::-1].copy()).attribute(x, 1)
+    for same in (labels[::-1], labels[::-1].astype(">u2"), lambda one: labels[::-1]):
+        assert torch.equal(SegmentAblation(model, segments=same).attribute(x, 1), expected)
+    with pytest.raises(InputError, match=r"the segments are a list: .* torch\.tensor"):
+        SegmentAblation(model, segments=labels.tolist())
+    with pytest.raises(InputError, match="callable gave NoneType: expected a label map"):
+        SegmentAblation(model, segments=lambda one: None).attribute(x, 1)
+    with pytest.raises(InputError, match="an array of object"):
+        SegmentAblation(model, segments=labels.astype(object)).attribute(x, 1)
+
+
 @pytest.mark.parametrize("labels", [torch.zeros(5, 5, dtype=torch.long), torch.zeros(6, 6), np.zeros((1, 6, 6), int)])
 def test_a_label_map_of_another_kind_is_refused(labels):
     model, x, _ = linear(3, 6, 6)

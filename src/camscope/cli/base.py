@@ -62,7 +62,8 @@ PreprocessOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps …")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A method's own setting; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A method's own setting, lists as A,B; repeatable."),
 ]
 ColormapOption = Annotated[
     str,

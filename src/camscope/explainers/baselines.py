@@ -1,6 +1,7 @@
 """Baselines: inputs that show nothing, which paths start from and which hidden places are filled with."""
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -63,7 +64,7 @@ class WithBackground(Seeded):
         """All of the background."""
         if self.background is None or isinstance(self.background, Tensor):
             return NOTHING if self.background is None else [*self.background]
-        return several(list(self.background)) if len(self.background) else ()
+        return several(list(self.background), "background") if len(self.background) else ()
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -77,14 +78,17 @@ def starts(baselines: Sequence[Baseline], x: Tensor, tool: Seeded, chosen: Seque
     return [filled(baselines[which], x, tool, tool.seed ^ which) for which in places]
 
 
-def several(baseline: Baseline | Sequence[Baseline]) -> list[Baseline]:
+def several(baseline: Baseline | Sequence[Baseline], setting: str = "baseline") -> list[Baseline]:
     """The baselines that a setting names: one, or a list of them."""
     found = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
     if not found:
-        raise InputError("baseline=[]: name one at least, such as 'zero'")
+        raise InputError(f"{setting}=[]: name one at least, such as 'zero'")
     for one in found:
-        if isinstance(one, str) and one not in KINDS and not _may_be_a_path(one):
-            raise InputError(f"baseline={one!r}: expected {', '.join(map(repr, KINDS))}, an image, or a tensor (C,H,W)")
+        words = isinstance(one, str) and one not in KINDS and not _may_be_a_path(one)
+        if words or one is None or isinstance(one, numbers.Number | Mapping | list | tuple | set):
+            raise InputError(
+                f"{setting}={one!r}: expected {', '.join(map(repr, KINDS))}, an image, or a tensor (C,H,W){_level(one)}"
+            )
     return found
 
 
@@ -113,9 +117,25 @@ def filled(baseline: Baseline, x: Tensor, tool: Method, seed: int = 0) -> Tensor
     given = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
     if given is None:
         given = tool.read(baseline).x.to(x)
-    if given.shape not in (x.shape[1:], (1, *x.shape[1:])):
-        raise InputError(f"the baseline is {tuple(given.shape)}; the input is {tuple(x.shape[1:])}")
+    _expect_fitting(given, x, whole=isinstance(tool, WithBackground) and isinstance(tool.background, Tensor))
     return given.reshape(1, *x.shape[1:]).expand_as(x)
+
+
+def _expect_fitting(given: Tensor, x: Tensor, *, whole: bool) -> None:
+    """An InputError unless it is finite and as large as a sample of (N,C,*S); `whole`: one of a background's tensor."""
+    expected = tuple(x.shape[1:])
+    if tuple(given.shape) not in (expected, (1, *expected)):
+        hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"
+        if whole:
+            missing = given.ndim == len(expected) - 1
+            hint = f"pass background[None]: one input is (1,{','.join(map(str, expected))})" if missing else hint
+        raise InputError(f"the baseline is {tuple(given.shape)}; the input is {expected}: {hint}")
+    bad = int((~given.isfinite()).sum())
+    if bad:
+        raise InputError(
+            f"the baseline has {bad} NaN or infinite values of {given.numel()}: expected finite ones; "
+            f"torch.nan_to_num(baseline) has none, or pass 'zero'"
+        )
 
 
 def _colour(name: str, x: Tensor, tool: Method) -> Tensor:
@@ -127,6 +147,11 @@ def _colour(name: str, x: Tensor, tool: Method) -> Tensor:
     pixels = np.full((*x.shape[2:], 3), {"black": 0, "white": 255}[name], dtype=np.uint8)
     colour: Tensor = tool.preprocess(pixels)[0].to(x).flatten(1).mean(1)
     return colour.view(1, -1, 1, 1).expand_as(x)
+
+
+def _level(one: Any) -> str:
+    real = isinstance(one, numbers.Real) and not isinstance(one, bool)
+    return f"; of one level: torch.full((C,H,W), {float(one)})" if real else ""
 
 
 def _may_be_a_path(word: str) -> bool:

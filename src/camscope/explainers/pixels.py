@@ -30,6 +30,10 @@ class PixelExplainer(Explainer):
         super().__post_init__()
         expect_one_of("channels", self.channels, "sum", "abs", "max", "l2")
 
+    def parts(self, what: str = "values") -> str:
+        """What adds up to something, as a sentence begins: the map, or what it was before `channels` made it."""
+        return f"the pixels' {what}" if self.channels == "sum" else f"the {what}, before channels={self.channels!r},"
+
     def over_channels(self, values: Tensor) -> Tensor:
         """(N,C,*S) -> (N,*S): one number a pixel."""
         if self.channels == "sum":

@@ -18,6 +18,11 @@ LIGHTEST = 100  # of the colours that SLIC compares: what has no colours goes fr
 
 def expect_segments(*also: object, segments: object) -> None:
     """An InputError unless a setting is what `labels_of` takes, or one of `also`."""
+    if isinstance(segments, list | tuple):
+        raise InputError(
+            "the segments are a list: expected how many, a label map (H,W) as a tensor or an array, such as "
+            "torch.tensor(segments), or a callable that makes one"
+        )
     if not (isinstance(segments, Tensor | np.ndarray) or callable(segments)):
         expect_count(*also, segments=segments)
 
@@ -32,13 +37,27 @@ def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -
         given: Any = segments
     else:
         given = segments(x) if callable(segments) else superpixels(x, int(segments), compactness)
-    labels = torch.as_tensor(given, device=x.device)
+    if isinstance(given, list):
+        given = np.array(given)
+    if not isinstance(given, Tensor | np.ndarray):
+        raise InputError(
+            f"the segments' callable gave {type(given).__name__}: expected a label map, a tensor or an array "
+            f"{tuple(x.shape[1:])} of whole numbers"
+        )
+    labels = (_of_array(given) if isinstance(given, np.ndarray) else given).to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(
             f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
             f"number for each pixel of the model's input, {tuple(x.shape[1:])}"
         )
     return labels.long()
+
+
+def _of_array(labels: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor, also of a flipped view, which PyTorch does not take as it is."""
+    if labels.dtype.kind not in "biuf":
+        raise InputError(f"the segments are an array of {labels.dtype}: expected whole numbers, one for each pixel")
+    return torch.from_numpy(np.ascontiguousarray(labels, labels.dtype.newbyteorder("=")))
 
 
 def superpixels(x: Tensor, count: int, compactness: float) -> Tensor:

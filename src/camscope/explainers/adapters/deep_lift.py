@@ -31,13 +31,18 @@ from camscope.targets import Score, full_precision
 class Against(NamedTuple):
     """What each pixel and channel (C,*S) adds to the score against a baseline, and the score's change ().
 
-    `flat`: whether all multipliers are 0.
+    `flat`: whether all multipliers are 0. `unruled`: what kept its gradient, in words.
     """
 
     values: Tensor
     change: Tensor
     flat: bool
-    said: tuple[str, ...]
+    unruled: str
+
+    @property
+    def total(self) -> float:
+        """What the values add up to."""
+        return float(self.values.double().sum())
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -69,28 +74,36 @@ class Lifted(AdapterExplainer, PixelExplainer):
         with observed(score.model) as seen:
             runs = Runs(self, x, score)
         starts = self.starts(x)
-        every = [self._mean(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
+        each = [self._each(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
+        every = [_mean(one) for one in each]
         values, changes = torch.stack([one.values for one in every]), torch.stack([one.change for one in every])
         return Maps(
             self.over_channels(values),
             zero_gradient=torch.tensor([one.flat for one in every], device=x.device),
-            own=tuple((*self.said, *one.said) for one in every),
+            own=tuple((*self.said, self._completeness(mean, parts)) for mean, parts in zip(every, each, strict=True)),
             measures={"completeness_gap": values.double().flatten(1).sum(1) - changes, "score_change": changes},
         )
 
-    def _mean(self, runs: Runs, seen: Seen, sample: int, starts: Sequence[Tensor]) -> Against:
-        """Of one sample over the baselines (C,*S)."""
+    def _each(self, runs: Runs, seen: Seen, sample: int, starts: Sequence[Tensor]) -> list[Against]:
+        """One sample against each of the baselines (C,*S)."""
         each = list[Against]()
         with runs.counted(sample, len(starts)) as advance:
             for start in starts:
                 each.append(self._against(runs, seen, sample, start))
                 advance(1)
-        return Against(
-            torch.stack([one.values for one in each]).mean(0),
-            torch.stack([one.change for one in each]).mean(),
-            all(one.flat for one in each),
-            tuple(said for one in each for said in one.said),
-        )
+        return each
+
+    def _completeness(self, mean: Against, each: Sequence[Against]) -> str:
+        """How far the mean is from adding up, and of several the one that is farthest."""
+        change = float(mean.change)
+        if len(each) == 1:
+            words = gap_in_words(self.parts(), mean.total, "the score less the baseline's is", change)
+        else:
+            words = gap_in_words(self.parts(), mean.total, "the score less the baselines' mean is", change)
+            gaps = [one.total - float(one.change) for one in each]
+            worst = max(range(len(each)), key=lambda which: abs(gaps[which]))
+            words += f"; the worst of {len(each)} baselines has {gaps[worst]:+.2g} of {float(each[worst].change):.4g}"
+        return f"completeness: {words}{mean.unruled}"
 
     def _against(self, runs: Runs, seen: Seen, sample: int, start: Tensor) -> Against:
         """One sample against one baseline (C,*S)."""
@@ -103,10 +116,17 @@ class Lifted(AdapterExplainer, PixelExplainer):
             expect_the_same_score(runs.score, sample, value, runs.values[sample])
         found = multipliers * (full_precision(runs.x[sample]) - full_precision(start))
         change = value.double() - reference.double()
-        words = gap_in_words(
-            "the pixels' values", float(found.double().sum()), "the score less the baseline's is", float(change)
-        )
-        return Against(found, change, not bool(multipliers.any()), (f"completeness: {words}{rest.in_words()}",))
+        return Against(found, change, not bool(multipliers.any()), rest.in_words())
+
+
+def _mean(each: Sequence[Against]) -> Against:
+    """Over the baselines."""
+    return Against(
+        torch.stack([one.values for one in each]).mean(0),
+        torch.stack([one.change for one in each]).mean(),
+        all(one.flat for one in each),
+        "".join(dict.fromkeys(one.unruled for one in each)),
+    )
 
 
 @register_with("captum", "captum")

@@ -100,7 +100,7 @@ class LRP(AdapterExplainer, PixelExplainer):
         if self.mode == "eval":
             expect_the_same_score(runs.score, sample, value, runs.values[sample])
         found = full_precision(relevance[0])
-        words = gap_in_words("the pixels' shares", float(found.double().sum()), "the output begins with", float(start))
+        words = gap_in_words(self.parts("shares"), float(found.double().sum()), "the output begins with", float(start))
         kept = f"batch norms behind no linear layer hand relevance on as it is: {', '.join(left)}"
         return found, start.double(), (f"conservation: {words}", *([kept] if left else []))
 

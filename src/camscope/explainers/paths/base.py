@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +31,19 @@ class Followed:
     said: tuple[str, ...] = ()
 
 
+class Along(NamedTuple):
+    """What one path gave: values (C,*S), at least float32, how many gradients were taken, what is to be said of it."""
+
+    values: Tensor
+    gradients: int
+    said: tuple[str, ...] = ()
+
+
 class PathExplainer(PixelExplainer, ManyRuns):
     """A map that adds up to the score's change along a path to the input. A method writes `followed`.
 
     How far it is from doing so is in the result's `measures`: `completeness_gap`, what the map adds up to less
-    `score_change`; and `gradients`, how many were taken.
+    `score_change`, before `channels` takes the signs; and `gradients`, how many were taken.
     """
 
     @abstractmethod
@@ -58,7 +67,7 @@ class PathExplainer(PixelExplainer, ManyRuns):
             self.over_pixels(runs, values),
             zero_gradient=moved & ~values.flatten(1).any(1),
             own=tuple(
-                (*one.said, completeness_in_words(float(total), float(one.change), one.gradients))
+                (*one.said, self.completeness(float(total), float(one.change), one.gradients))
                 for one, total in zip(found, totals, strict=True)
             ),
             measures={
@@ -67,6 +76,11 @@ class PathExplainer(PixelExplainer, ManyRuns):
                 "gradients": torch.tensor([one.gradients for one in found]),
             },
         )
+
+    def completeness(self, total: float, change: float, gradients: int) -> str:
+        """How far a map is from adding up to the score's change, in words."""
+        words = gap_in_words(self.parts(), total, "the score changes by", change)
+        return f"completeness: {words}, after {gradients} gradients"
 
     def over_pixels(self, runs: Runs, values: Tensor) -> Tensor:
         """(N,C,*S), which the paths gave -> (N,*S)."""
@@ -77,8 +91,8 @@ class BaselinePath(WithBaseline, PathExplainer):
     """A map that adds up to the score less a baseline's. A method writes `along`."""
 
     @abstractmethod
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:
-        """From the baseline `start` (C,*S) to one sample -> (C,*S), at least float32, and how many gradients were taken.
+    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
+        """From the baseline `start` (C,*S) to one sample.
 
         `change` (): the score less the baseline's.
         """
@@ -88,15 +102,10 @@ class BaselinePath(WithBaseline, PathExplainer):
         changes = torch.stack([runs.values[sample] - runs.scores(sample, start[None])[0] for start in starts])
         parts = [self.along(runs, sample, start, change) for start, change in zip(starts, changes, strict=True)]
         moved = any(not torch.equal(start, runs.x[sample]) for start in starts)
-        said = () if moved else ("the input is the baseline itself: there is nothing to explain",)
-        values = torch.stack([part for part, _ in parts]).mean(0)
-        return Followed(values, changes.mean(), sum(taken for _, taken in parts), moved, said)
-
-
-def completeness_in_words(total: float, change: float, gradients: int) -> str:
-    """How far a map is from adding up to the score's change."""
-    words = gap_in_words("the pixels' values", total, "the score changes by", change)
-    return f"completeness: {words}, after {gradients} gradients"
+        still = () if moved else ("the input is the baseline itself: there is nothing to explain",)
+        values = torch.stack([part.values for part in parts]).mean(0)
+        said = dict.fromkeys((*still, *(words for part in parts for words in part.said)))
+        return Followed(values, changes.mean(), sum(part.gradients for part in parts), moved, tuple(said))
 
 
 def between(start: Tensor, end: Tensor, shares: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.base import register
-from camscope.explainers.paths.base import BaselinePath, difference
+from camscope.explainers.paths.base import Along, BaselinePath, difference
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_number
 from camscope.targets import full_precision
@@ -35,7 +35,7 @@ class GuidedIG(BaselinePath):
         expect_count(steps=self.steps)
         expect_number(low=0, fraction=self.fraction, reach=self.reach)
 
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:
+    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
         """(C,*S), and how many gradients were taken."""
         end = runs.x[sample]
         place = full_precision(start).clone()
@@ -49,7 +49,7 @@ class GuidedIG(BaselinePath):
             place, gradient = nearer, new
 
         count = runs.in_turns(sample, 1 + self.steps, work, gradients=True, at_once=1)
-        return total.to(place.dtype), count
+        return Along(total.to(place.dtype), count)
 
     def moved(self, place: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
         """(C,*S): where a step leads to, from the gradient at its beginning."""

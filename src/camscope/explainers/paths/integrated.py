@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from camscope.explainers.base import register
-from camscope.explainers.paths.base import BaselinePath
+from camscope.explainers.paths.base import Along, BaselinePath
 from camscope.explainers.paths.straight import straight
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_positive
@@ -17,7 +17,7 @@ class IntegratedGradients(BaselinePath):
 
     x': the baseline. The authors sum at the steps' ends; the midpoints are exact where the score is a polynomial of degree
     two. `steps`: m. `tolerance`: triple the steps, keeping what was run, until the gap between the map's sum and the
-    score's change is at most so large a share of the latter, or 2^14 would not be enough, which `measures` tell.
+    score's change is at most so large a share of the latter, or 2^14 would not be enough, which a note says.
     """
 
     name, paper = "integratedgradients", "arXiv:1703.01365"
@@ -31,6 +31,6 @@ class IntegratedGradients(BaselinePath):
         expect_count(steps=self.steps)
         expect_positive(None, tolerance=self.tolerance)
 
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:
+    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
         """(C,*S), and the steps taken."""
         return straight(runs, sample, start, change, self.steps, self.tolerance)

@@ -3,15 +3,13 @@
 import torch
 from torch import Tensor
 
-from camscope.explainers.paths.base import between, difference
+from camscope.explainers.paths.base import Along, between, difference
 from camscope.explainers.runs import Runs
 
 MOST = 2**14  # steps
 
 
-def straight(
-    runs: Runs, sample: int, start: Tensor, change: Tensor, steps: int, tolerance: float | None
-) -> tuple[Tensor, int]:
+def straight(runs: Runs, sample: int, start: Tensor, change: Tensor, steps: int, tolerance: float | None) -> Along:
     """(C,*S): (x - x') times the gradient's mean over the middles of equal steps from x' to x; and how many steps.
 
     `tolerance`: see IntegratedGradients. Three times as many steps have the old ones' middles among theirs, which are not
@@ -19,13 +17,16 @@ def straight(
     """
     way = difference(start, runs.x[sample])
     total = gradients_at(runs, sample, start, middles(steps))
-    while tolerance is not None and 3 * steps <= MOST:
+
+    def wanting() -> bool:
         gap = (way.double() * total).sum() / steps - change
-        if bool(gap.abs() <= tolerance * change.abs()):
-            break
+        return tolerance is not None and not bool(gap.abs() <= tolerance * change.abs())
+
+    while 3 * steps <= MOST and wanting():
         steps *= 3
         total += gradients_at(runs, sample, start, middles(steps, new=True))
-    return way * (total / steps).to(way.dtype), steps
+    said = (f"not within tolerance={tolerance:g} after {steps} steps, the most that are taken",) if wanting() else ()
+    return Along(way * (total / steps).to(way.dtype), steps, said)
 
 
 def middles(steps: int, *, new: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ from camscope.errors import InputError
 from camscope.explainers.base import register
 from camscope.explainers.baselines import Baseline, several
 from camscope.explainers.maps import Maps
-from camscope.explainers.paths.base import BaselinePath
+from camscope.explainers.paths.base import Along, BaselinePath
 from camscope.explainers.paths.regions import Regions, regions_of
 from camscope.explainers.paths.straight import straight
 from camscope.explainers.runs import Runs
@@ -66,7 +66,7 @@ class XRAI(BaselinePath):
         of_skimage("segmentation")  # what is missing is said before anything runs
         return super().attributed(x, score)
 
-    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> tuple[Tensor, int]:
+    def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
         """(C,H,W): integrated gradients; and the steps taken."""
         return straight(runs, sample, start, change, self.steps, None)
 
