@@ -42,6 +42,8 @@ AMPLIFYING = {
     # differences of scores that differ little
     "occlusion": 0.98,
     "sobol": 0.9,
+    "rise": 0.95,  # less their mean
+    "drise": 0.95,
     "inputxgradient": 0.9,
     # a ReLU that half precision opens or shuts is one of the few gradients that a path of the tests meets
     "integratedgradients": 0.99,
