@@ -119,6 +119,24 @@ def test_the_last_of_several_threads_gives_compilation_back():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_frozen_script_inside_a_model_has_no_mode_to_put_back():
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+            self.stem, self.block, self.head = (
+                torch.jit.freeze(torch.jit.script(stem)),
+                nn.Conv2d(4, 4, 3),
+                nn.Linear(4, 2),
+            )
+
+        def forward(self, x):
+            return self.head(self.block(self.stem(x)).relu().mean((2, 3)))
+
+    assert GradCAM(Partly(), "block").attribute(torch.rand(1, 3, 12, 12), lambda output: -output[:, 0]).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_torchscript_is_refused():
     model, x = plain()
     for scripted in (torch.jit.trace(model, x), torch.jit.script(nn.Sequential(nn.Conv2d(3, 3, 3)))):

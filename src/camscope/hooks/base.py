@@ -127,7 +127,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Flags are set, `train()` is not called: a module may do more there than set its flag. They are counted one by one:
     one thread may be inside with a model, another one with a part of it.
     """
-    modules = list(model.modules())
+    modules = [module for module in model.modules() if hasattr(module, "training")]  # frozen TorchScript has no mode
     with _modes_lock:
         if not _modes and not any(module.training for module in modules):
             modules = []  # nothing to set, and nobody inside who would put anything back
