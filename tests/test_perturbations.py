@@ -531,19 +531,28 @@ def test_rise_of_a_long_signal_takes_the_memory_of_its_masks():
     assert torch.equal(masks, torch.ones(2, 20_000))
 
 
-def test_sobol_stops_when_it_has_settled_and_says_so():
+@pytest.mark.parametrize(("method", "looked", "turns", "samples"), [(Sobol, 8, 5, 400), (HSIC, 64, 1, 4000)])
+def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, samples):
     model, x, _ = linear(1, 8, 8)
     counting = Counting(model)
-    made = Sobol(counting, cells=2, samples=400, until=0.2, batch_size=7).explain(x[0], 1)
-    pairs = int(made.notes[0].split()[0])
-    assert "settled to until=0.2 before all 400" in made.notes[0]
-    assert pairs % 8 == 0
-    assert counting.rows <= 1 + pairs * 5 + 7
+    made = method(counting, cells=2, samples=samples, until=0.2, batch_size=7).explain(x[0], 1)
+    drawn = int(made.notes[0].split()[0])
+    assert f"settled to until=0.2 before all {samples}" in made.notes[0]
+    assert drawn % looked == 0
+    assert counting.rows <= 1 + drawn * turns + 7
     assert made.error.max() <= 0.2 * np.ptp(made.heat)
-    again = Sobol(model, cells=2, samples=400, until=0.2, batch_size=64).explain(x[0], 1)
+    again = method(model, cells=2, samples=samples, until=0.2, batch_size=64).explain(x[0], 1)
     assert made.heat.tobytes() == again.heat.tobytes()
-    tight = Sobol(model, cells=2, samples=16, until=1e-6).explain(x[0], 1)
+    tight = method(model, cells=2, samples=16, until=1e-6).explain(x[0], 1)
     assert tight.notes[0].endswith(": not settled to until=1e-06")
+
+
+def test_the_jackknifes_error_of_hsic_is_about_the_spread_over_seeds():
+    model, x, _ = linear(1, 8, 8)
+    made = [HSIC(model, cells=3, samples=200, seed=seed).explain(x[0], 1) for seed in range(30)]
+    spread = np.stack([one.heat for one in made]).var(0, ddof=1).mean() ** 0.5
+    told = np.stack([one.error**2 for one in made]).mean() ** 0.5
+    assert 0.7 < spread / told < 1.3
 
 
 def test_hsic_of_many_masks_takes_a_part_of_its_kernel_at_a_time():
