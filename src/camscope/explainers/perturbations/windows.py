@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from camscope.explainers.chunks import copies_within_memory, in_turns
 from camscope.explainers.perturbations.base import Veiled
 from camscope.hooks.patched import Account, Patched, windows
 from camscope.hooks.shadow import has_own
 
+aten = torch.ops.aten
+PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows
 WORTHWHILE = 0.2  # of a pass's operations, and so many of them: what is spared must pay for cutting and pasting
 LARGE = 10**7
 ROUNDING, COARSE = 64, 4  # so many of a number's own, in half precision: two ways to the same sums
@@ -22,7 +23,7 @@ TRIED = 2  # windows, by both ways
 
 
 class Operations(TorchDispatchMode):
-    """Inside the `with`, counts what PyTorch's convolutions and matrix products take: two for a multiplication."""
+    """Inside the `with`, counts the multiplications of convolutions, matrix products and attention."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # which PyTorch has not typed
@@ -30,8 +31,13 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """What the operation returns."""
-        result, cost = func(*args, **(kwargs or {})), flop_registry.get(func.overloadpacket)
-        self.count += 0 if cost is None else cost(*args, **(kwargs or {}), out_val=result)
+        result, kind = func(*args, **(kwargs or {})), func.overloadpacket
+        if kind is aten.convolution:
+            self.count += result.numel() * args[1][0].numel()
+        elif kind in PRODUCTS:
+            self.count += result.numel() * args[PRODUCTS[kind]].shape[-1]
+        elif kind is aten._scaled_dot_product_flash_attention_for_cpu:
+            self.count += 2 * args[0].numel() * args[1].shape[-2]
         return result
 
 
@@ -53,7 +59,7 @@ def scores_under(veiled: Veiled, corners: Tensor, size: Sequence[int]) -> tuple[
 
         with Operations() as counted:
             in_turns(min(TRIED, count), veiled.runs.at_once(), first)
-        plan = _tried(veiled, places[:TRIED], size, found[:, :TRIED], counted.count // 2)
+        plan = _tried(veiled, places[:TRIED], size, found[:, :TRIED], counted.count)
 
         def work(part: slice) -> None:
             own = slice(part.start + TRIED, part.stop + TRIED)
