@@ -73,7 +73,7 @@ TITLES = {
     "family": "Every method, times a forward pass of the same batch, and its maps beside each toolkit's",
     "ablation": "Ablation-CAM without recomputing what comes before the layer, batch 1",
     "score": "Score-CAM, times as many plain forward passes as it runs, in batches",
-    "loops": "Methods of many passes of one image, times the bare loop of whole passes (on the CPU processor time, 3 to 5 rounds)",
+    "loops": "Methods of many passes of one image, times the bare loop of whole passes (CPU: processor time, 3 to 5 rounds)",
     "precision": "Grad-CAM in bfloat16, times a forward pass in float32",
     "bf16": "Grad-CAM's maps in bfloat16: rank correlation (Spearman) with the float32 map, least of the photographs",
     "classes": "Five classes of one image, times a forward pass of that image",
