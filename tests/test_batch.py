@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from camscope.errors import InputError, LayerError, OutputError, RunError, Targe
 pa = pytest.importorskip("pyarrow")
 csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
 
-from camscope.batch import Run, manifest_of, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import Run, manifest_of, reading, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.store import Store  # noqa: E402
 
 WITHOUT_TIME = ["row", "id", "path", "sha256", "status", "error", "target", "label", "score", "method", "layer", "heat"]
@@ -278,3 +279,49 @@ def test_what_a_run_was_made_with_is_told(folder, model, tmp_path):
     assert facts["made_with"]["model"]["source"] == "phantom"
     assert facts["versions"].keys() >= {"camscope", "torch", "python"}
     assert [name.split()[0] for name in facts["made_with"]["methods"]] == ["gradcam", "layercam"]
+
+
+def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, monkeypatch):
+    """A truncated file, none, text, a bomb, a wrong extension, an unreadable one, one that vanished, and an animation."""
+    good = (folder / "0.png").read_bytes()
+    Image.new("RGB", (64, 64), "red").save(folder / "whole.jpg")
+    (folder / "truncated.jpg").write_bytes((folder / "whole.jpg").read_bytes()[:-200])
+    (folder / "nothing.png").write_bytes(b"")
+    (folder / "text.jpg").write_text("this is no picture")
+    (folder / "wrong.jpg").write_bytes(good)
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
+    bomb = bytearray(good)
+    bomb[16:24] = (20_000).to_bytes(4, "big") * 2  # the header's width and height
+    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
+    (folder / "bomb.png").write_bytes(bomb)
+    read = reading.bytes_of
+
+    def refused(place):  # whoever runs the tests may be allowed to read everything
+        if place.endswith("locked.png"):
+            raise PermissionError(13, "Permission denied")
+        return read(place)
+
+    monkeypatch.setattr(reading, "bytes_of", refused)
+    names = [
+        "truncated.jpg",
+        "nothing.png",
+        "text.jpg",
+        "bomb.png",
+        "wrong.jpg",
+        "locked.png",
+        "vanished.png",
+        "moving.gif",
+    ]
+    run_batch(GradCAM(model), [folder / "0.png", *(folder / name for name in names)], tmp_path / "out")
+    told = {os.path.basename(row["path"]): row["error"] for row in rows(tmp_path / "out")}  # noqa: PTH119 - a name's end
+    assert [name for name, error in told.items() if error is None] == ["0.png", "wrong.jpg", "moving.gif"]
+    for name, reason in {
+        "truncated.jpg": "it is damaged",
+        "nothing.png": "the file is empty",
+        "text.jpg": "not an image of a format that Pillow knows",
+        "bomb.png": "Pillow refuses it: Image size (400000000 pixels)",
+        "locked.png": "it cannot be read: Permission denied",
+        "vanished.png": "there is no such file",
+    }.items():
+        assert reason in told[name], told

@@ -56,7 +56,7 @@ def _load(manifest: Manifest, row: Row, read: Callable[[bytes], Item]) -> Loaded
     try:
         return Loaded(row, digits, replace(read(data), image=None, seen=None))
     except ImageError as error:
-        return Loaded(row, digits, error=str(error))
+        return Loaded(row, digits, error=str(error).removeprefix("the file: "))
     except CamscopeError:
         raise
     except Exception as error:
