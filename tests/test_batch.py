@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from camscope import GradCAM, LayerCAM, load_model
-from camscope.errors import InputError, LayerError, OutputError, RunError, TargetError
+from camscope.errors import ImageError, InputError, LayerError, OutputError, RunError, TargetError
 
 pa = pytest.importorskip("pyarrow")
 csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
@@ -149,6 +149,12 @@ def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_pa
     assert found[name].placement == one.placement
     assert found[name].model == one.model
     np.testing.assert_allclose(found[name].heatmap(), one.heatmap(), atol=1e-4)
+    row = made.table().to_pylist()[2]
+    np.testing.assert_array_equal(made.photo(row), one.image)
+    np.testing.assert_array_equal(made.explanation(row, made.photo(row)).overlay(), one.overlay())
+    (folder / "2.png").write_bytes((folder / "3.png").read_bytes())
+    with pytest.raises(ImageError, match=r"2\.png: it has changed since"):
+        made.photo(row)
     with pytest.raises(InputError, match="this is no run"):
         Run(folder)
 

@@ -19,10 +19,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope.cli import app, base, demo
-from camscope.cli.paths import images_of, slug, stem_of
+from camscope.cli.paths import images_of, stem_of
 from camscope.cli.settings import settable, settings
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
+from camscope.files import slug
 from camscope.phantom import draw
 from refusals import ATTENTION
 

@@ -1,7 +1,9 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all, under names that are plain."""
 
 import os
+import re
 import secrets
+import unicodedata
 from pathlib import Path
 
 from camscope.errors import OutputError
@@ -24,3 +26,9 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
         sibling.unlink(missing_ok=True)
         raise
     return path
+
+
+def slug(text: str) -> str:
+    """Letters, digits and hyphens of a text, 40 at most: nothing that a file system or a shell could misread."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"

@@ -1,17 +1,20 @@
 """Run: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
 
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import arrow
+from camscope.batch.manifest import arrow, placed
+from camscope.batch.reading import bytes_of
 from camscope.batch.store import Store
-from camscope.errors import InputError
-from camscope.explanation import Explanation
+from camscope.errors import ImageError, InputError
+from camscope.explanation import Explanation, Pixels
 from camscope.geometry import Placement
+from camscope.images.photo import read_photo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +53,20 @@ class Run:
                 if row["heat"] is not None:
                     yield self.explanation(row)
 
-    def explanation(self, row: dict[str, Any]) -> Explanation:
-        """A row of the table with its map; the photograph is not in it, and is not read."""
+    def photo(self, row: Mapping[str, Any]) -> Pixels:
+        """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
+        root = self.facts["root"]
+        path = placed(row["path"], Path(root["folder"]), confined=root["confined"])
+        try:
+            data = bytes_of(path)
+        except (OSError, ValueError) as error:
+            raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+            raise ImageError(f"{path}: it has changed since it was explained")
+        return read_photo(data).pixels
+
+    def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
+        """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
         made = self.facts["made_with"]
         grid, size = tuple(row["grid"]), tuple(row["input_size"])
         placement = row["placement"]
@@ -78,7 +93,7 @@ class Run:
             parameters=settings,
             versions=self.facts["versions"],
             model=made["model"]["digest"],
-            image=None,
+            image=image,
             seen=None,
         )
 

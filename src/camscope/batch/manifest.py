@@ -1,18 +1,22 @@
 """Manifest: the images of a run, as an Arrow table of one row an image, which is never made into Python objects."""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from camscope.errors import InputError, MissingExtraError
+from camscope.images.listing import images_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 TABLES = (".csv", ".parquet")
+PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
 TAKEN = (*OURS, "grid", "heat", "input_size", "image_size", "placement", "seconds", "notes")
@@ -43,12 +47,17 @@ class Manifest:
 
     def place(self, path: str) -> str:
         """Where an image is: a file inside the root, or a URL. InputError for a path that leads out of it."""
-        if "://" in path:
-            return path
-        where = Path(path) if self.root is None else self.root / path
-        if self.root is not None and not where.resolve().is_relative_to(self.root.resolve()):
-            raise InputError(f"{path}: it leads out of {self.root}; move it there, or pass --anywhere")
-        return str(where)
+        return path if self.root is None else placed(path, self.root, confined=True)
+
+
+def placed(path: str, root: Path, *, confined: bool) -> str:
+    """Where a path of a manifest leads from its root; InputError where it leads out of it, and is confined to it."""
+    if "://" in path:
+        return path
+    where = root / path
+    if confined and not where.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{path}: it leads out of {root}; move it there, or pass --anywhere")
+    return str(where)
 
 
 def manifest_of(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:
@@ -61,7 +70,7 @@ def manifest_of(source: str | Path | Sequence[str | Path], root: str | Path | No
         table = _read(Path(source))
         usual: Path | None = Path(source).parent
     else:
-        table, usual = _table(_files(source)), None
+        table, usual = _files(source), None
     base = usual if root is None else Path(root) if str(root) else None
     return Manifest(_numbered(table, str(source)), base)
 
@@ -80,30 +89,19 @@ def _read(path: Path) -> "pa.Table":
         raise InputError(f"{path}: this is no {path.suffix[1:].upper()} table: {error}") from error
 
 
-def _files(source: str | Path | Sequence[str | Path]) -> list[str]:
+def _files(source: str | Path | Sequence[str | Path]) -> "pa.Table":
     """Files as named, the images under a folder at any depth, those that a pattern matches; sorted, each once."""
-    given = [source] if isinstance(source, str | Path) else list(source)
-    found: dict[str, None] = {}
+    pa, names = arrow(), _names([source] if isinstance(source, str | Path) else source)
+    pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, PIECE)), [])]
+    return pa.table({"path": pa.chunked_array(pieces, pa.string()).unique()})
+
+
+def _names(given: Sequence[str | Path]) -> Iterator[str]:
     for one in map(str, given):
-        if Path(one).is_dir():
-            meant = sorted(str(path) for path in Path(one).rglob("*") if _is_image(path))
-        elif glob.has_magic(one) and not Path(one).exists():
-            matches = glob.glob(one, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-            meant = sorted(path for path in matches if _is_image(Path(path)))
-        else:
-            meant = [one]
+        meant = sorted(images_of(one, deep=True))
         if not meant:
             raise InputError(f"{one}: no image there")
-        found.update(dict.fromkeys(meant))
-    return list(found)
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGES and not path.name.startswith(".") and path.is_file()
-
-
-def _table(files: Sequence[str]) -> "pa.Table":
-    return arrow().table({"path": arrow().array(files, arrow().string())})
+        yield from meant
 
 
 def _numbered(table: "pa.Table", source: str) -> "pa.Table":
@@ -124,7 +122,7 @@ def _numbered(table: "pa.Table", source: str) -> "pa.Table":
     if repeated:
         raise InputError(f"{source}: {repeated} rows have the id of another; every row needs its own")
     rest = [name for name in table.column_names if name not in ("path", "id")]
-    columns = {"row": pa.array(range(table.num_rows), pa.int64()), "id": ids, "path": paths}
+    columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
     return pa.table({**columns, **{name: table[name] for name in rest}})
 
 

@@ -68,9 +68,15 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
             "manifest": {"rows": len(worker.manifest), "digest": digest_of_table(worker.manifest)},
             "chunk": chunk,
         },
+        "root": root_of(worker.manifest),
         "versions": dict(versions()),
         "categories": list(first.categories or ()),
     }
+
+
+def root_of(manifest: Manifest) -> dict[str, Any]:
+    """Where relative paths begin, and whether they may leave it: for whoever draws the maps on their images later."""
+    return {"folder": str((manifest.root or Path.cwd()).resolve()), "confined": manifest.root is not None}
 
 
 def told(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base
-from camscope.cli.paths import check_there, picture_file, slug
+from camscope.cli.paths import check_there, picture_file
+from camscope.files import slug
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,10 +1,8 @@
 """Which images are meant, and the files that are written of them."""
 
-import glob
 import hashlib
 import os
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,9 @@ from pathlib import Path
 import typer
 
 from camscope.errors import ImageError, OutputError
+from camscope.files import slug
+from camscope.images import listing
 
-IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 PICTURES, RAW = ("png", "jpg", "jpeg", "webp"), ("npz", "json")
 FORMATS = (*PICTURES, *RAW)
 
@@ -22,29 +21,12 @@ def images_of(given: Sequence[str]) -> list[Path]:
     """The files that are meant, each once: files as named, the images of a folder, those that a pattern matches."""
     found: dict[Path, None] = {}
     for one in given:
-        path = Path(one)
-        if path.is_dir():
-            meant = _pictures(sorted(path.iterdir()))
-        elif os.path.lexists(path) or not glob.has_magic(one):
-            meant = [path]  # also one that is not there: it is an error of its own, the others go on
-        else:
-            matches = glob.glob(one, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-            meant = _pictures(sorted(map(Path, matches)))
+        meant = sorted(map(Path, listing.images_of(one, deep=False)))
         if not meant:
-            where = "in the folder" if path.is_dir() else "for the pattern"
+            where = "in the folder" if Path(one).is_dir() else "for the pattern"
             raise typer.BadParameter(f"no image {where} {one}", param_hint="'IMAGE'")
         found.update(dict.fromkeys(meant))
     return list(found)
-
-
-def _pictures(paths: Sequence[Path]) -> list[Path]:
-    return [p for p in paths if p.suffix.lower() in IMAGES and not p.name.startswith(".") and p.is_file()]
-
-
-def slug(text: str) -> str:
-    """Letters, digits and hyphens of a text, 40 at most: nothing that a file system or a shell could misread."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"
 
 
 def stem_of(row: int, image: Path) -> str:

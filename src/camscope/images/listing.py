@@ -1,0 +1,34 @@
+"""Which image files a folder, a pattern or a name means: names only, nothing is opened."""
+
+import glob
+import os
+from collections.abc import Iterator
+
+IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+
+
+def images_of(given: str, *, deep: bool) -> Iterator[str]:
+    """A file as named, also one that is not there; the images of a folder, of all below it if `deep`; those of a pattern.
+
+    Folders and patterns leave out what is hidden and what has no image's suffix. In the order of the disk.
+    """
+    if os.path.isdir(given):  # noqa: PTH112 - of a million names none becomes a Path
+        yield from _below(given, deep)
+    elif os.path.lexists(given) or not glob.has_magic(given):
+        yield given
+    else:
+        matches = glob.iglob(given, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        yield from (path for path in matches if _is_image(os.path.basename(path)) and os.path.isfile(path))  # noqa: PTH113, PTH119
+
+
+def _below(folder: str, deep: bool) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_file() and _is_image(entry.name):
+                yield entry.path
+            elif deep and entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _below(entry.path, deep)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGES) and not name.startswith(".")
