@@ -9,8 +9,11 @@ from pathlib import Path
 from camscope.errors import OutputError
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> Path:
-    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one."""
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
+    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
+
+    `sync`: wait until the disk has it, so that it outlasts a loss of power.
+    """
     path = Path(path)
     if not overwrite and (path.exists() or path.is_symlink()):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
@@ -19,8 +22,9 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     try:
         with sibling.open("xb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         sibling.replace(path)
     except BaseException:
         sibling.unlink(missing_ok=True)

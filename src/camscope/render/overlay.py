@@ -74,7 +74,7 @@ def not_covered(image: Picture, covered: NDArray[np.bool_]) -> Picture:
     diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
     stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
     grey = cv2.addWeighted(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), SHADE, np.ascontiguousarray(stripes), HATCH, VEIL)
-    dim = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
+    dim: Picture = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
     grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
     dim[(grown > 0) & ~covered] = PAPER
     cv2.copyTo(image, covered.astype(np.uint8), dim)
