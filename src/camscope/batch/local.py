@@ -15,7 +15,7 @@ from camscope.batch.store import Store
 from camscope.batch.worker import Batch, Worker
 from camscope.errors import InputError, RunError
 
-Told = Callable[[int, int], None]  # so many images more are done, and so many of them failed
+Told = Callable[["Outcome"], None]  # called with what there is so far
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class Plan:
 class Outcome:
     """What became of the images of a run: of how many there are maps now, and why others have none."""
 
-    images: int = 0
+    total: int = 0  # images of this shard
     before: int = 0  # of them, found done
+    images: int = 0  # of them, worked off now
     reasons: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -58,11 +59,10 @@ class Outcome:
 
     def count(self, images: int, reasons: Iterable[str], most: int | None, told: Told | None) -> None:
         """Add what became of some images, and tell it; RunError after more failures than `most`."""
-        failed = self.failures
         self.reasons.update(reasons)
         self.images += images
         if told is not None:
-            told(images, self.failures - failed)
+            told(self)
         if most is not None and self.failures > most:
             why = "; ".join(f"{reason} ({count} x)" for reason, count in self.reasons.most_common(3))
             raise RunError(f"{self.failures} images failed, more than {most}: {why}")
@@ -71,8 +71,9 @@ class Outcome:
 def unfinished(plan: Plan, store: Store) -> tuple[list[int], Outcome]:
     """The chunks whose parts are not there, and what is known before any of them is begun."""
     finished = store.finished()
-    before = sum(stop - start for start, stop in map(plan.bounds, plan.chunks) if start // plan.size in finished)
-    return [chunk for chunk in plan.chunks if chunk not in finished], Outcome(before=before)
+    sizes = {chunk: stop - start for chunk in plan.chunks for start, stop in [plan.bounds(chunk)]}
+    outcome = Outcome(sum(sizes.values()), sum(size for chunk, size in sizes.items() if chunk in finished))
+    return [chunk for chunk in sizes if chunk not in finished], outcome
 
 
 def run_chunks(
@@ -86,6 +87,7 @@ def run_chunks(
 ) -> Outcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
     todo, outcome = unfinished(plan, store)
+    outcome.count(0, (), None, told)
     each = (row for chunk in todo for row in manifest.rows(*plan.bounds(chunk)))
     images = loaded(manifest, each, worker.read, threads)
     try:

@@ -49,7 +49,7 @@ def run_batch(
     instant and started again with the same arguments, it goes on where it was; with others it is an OutputError that names
     the difference, unless `overwrite`. `batch_size`: images in one pass; `threads`: that read images meanwhile;
     `chunk`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
-    may fail before a RunError; `told`: called with how many images are done, and how many of them failed. `reduced`: decode a
+    may fail before a RunError; `told`: called with the outcome so far. `reduced`: decode a
     large JPEG at a half, a quarter or an eighth, four times what the preprocessing resizes it to at least: five times as fast
     for 8 megapixels, and the maps' ranks correlate at 0.994 or more. `overlays`: "jpg", "png" or "webp", to draw each map on
     its image, at `overlay_height` rows, or the image's own.
