@@ -331,3 +331,40 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
         "vanished.png": "there is no such file",
     }.items():
         assert reason in told[name], told
+
+
+def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
+    """Both work off every part, at the same time: of two that write the same one, one wins."""
+    images = tmp_path / "images"
+    images.mkdir()
+    drawn = np.random.default_rng(2)
+    for n in range(30):
+        Image.fromarray(drawn.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(images / f"{n:02}.png")
+    command = [sys.executable, "-c", KILLED, str(images), str(tmp_path / "out")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [(process.communicate()[1], process.returncode) for process in both] == [(b"", 0)] * 2
+    run_batch(GradCAM(model), images, tmp_path / "whole", chunk=3, batch_size=2)
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path / "out")) == ["parts", "run.json"]  # noqa: PTH208 - names
+
+
+def test_of_two_processes_that_begin_different_runs_at_once_one_is_refused(tmp_path):
+    store = _Racing(tmp_path / "out", {"made_with": {"targets": ["nodule"]}})
+    with pytest.raises(OutputError, match=r"holds another run \(targets: \['nodule'\] there, \['effusion'\] here\)"):
+        store.begin({"made_with": {"targets": ["effusion"]}})
+
+
+class _Racing(Store):
+    """A folder in which somebody else begins a run just after it was seen to be empty."""
+
+    def __init__(self, folder, said):
+        super().__init__(folder)
+        self._said, self._looked = said, 0
+
+    @property
+    def facts(self):
+        self._looked += 1
+        if self._looked == 1:
+            Store(self.folder).begin(self._said)
+            return None
+        return Store(self.folder).facts
