@@ -147,7 +147,7 @@ def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_pa
     name = str(folder / "2.png")
     one = GradCAM(model).explain(name)
     assert found[name].placement == one.placement
-    assert found[name].model == one.model
+    assert (found[name].model, found[name].target) == (one.model, one.target)
     np.testing.assert_allclose(found[name].heatmap(), one.heatmap(), atol=1e-4)
     row = made.table().to_pylist()[2]
     np.testing.assert_array_equal(made.photo(row), one.image)
@@ -221,9 +221,24 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
         run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
     monkeypatch.undo()
     outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
-    assert (outcome.before, outcome.images) == (4, 3)
+    assert (outcome.total, outcome.before, outcome.images, outcome.failures) == (7, 4, 3, 1)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    assert run_batch(tools(model), folder, tmp_path / "parts", chunk=2).images == 0
+    done = run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=1)
+    assert (done.images, done.reasons) == (0, outcome.reasons)
+    with pytest.raises(RunError, match="1 images failed, more than 0"):
+        run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=0)
+
+
+def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
+    whole = rows(tmp_path / "out")
+    part = tmp_path / "out" / "parts" / "part-00000001.parquet"
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(OutputError, match=r"made anew once it is removed: .*part-00000001\.parquet"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
+    part.unlink()
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4).before == 4
+    assert rows(tmp_path / "out") == whole
 
 
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):

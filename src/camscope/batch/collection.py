@@ -88,7 +88,7 @@ class Run:
         return Explanation(
             heat=np.array(row["heat"], np.float32).reshape(grid),
             method=row["method"],
-            target=None,
+            target=self._class(row),
             label=row["label"],
             score=row["score"],
             probability=row["probability"],
@@ -110,6 +110,13 @@ class Run:
             image=image,
             seen=None,
         )
+
+    def _class(self, row: Mapping[str, Any]) -> int | None:
+        """The index of the class that was asked for, if it was a class."""
+        known, asked = self.facts["categories"], row["target"]
+        if asked.isdecimal():
+            return int(asked)
+        return known.index(row["label"]) if row["label"] in known else None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {len(self)} rows)"

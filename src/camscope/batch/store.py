@@ -5,12 +5,14 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import arrow
+from camscope.batch.rows import FAILED
 from camscope.errors import OutputError
 from camscope.files import write_bytes
 
@@ -64,6 +66,19 @@ class Store:
             return set()
         with os.scandir(self.parts) as entries:
             return {int(match[1]) for entry in entries if (match := PART.fullmatch(entry.name))}
+
+    def reasons(self, chunks: Iterable[int]) -> Counter[str]:
+        """Why images of parts that are there have no map, and of how many each holds."""
+        parts = [str(self.path_of(chunk)) for chunk in chunks]
+        if not parts:
+            return Counter()
+        bad = arrow("compute").field("status") == FAILED
+        try:
+            rows = arrow("dataset").dataset(parts, format="parquet").to_table(columns=["row", "error"], filter=bad)
+        except (OSError, arrow().ArrowInvalid) as error:
+            raise OutputError(f"a part cannot be read, and is made anew once it is removed: {error}") from error
+        each = rows.group_by("row").aggregate([("error", "min")])  # one an image, whatever it was asked
+        return Counter({one["values"]: one["counts"] for one in each["error_min"].value_counts().to_pylist()})
 
     def path_of(self, chunk: int) -> Path:
         """The file of a chunk's part."""
