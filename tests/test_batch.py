@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from camscope import GradCAM, LayerCAM, load_model
-from camscope.errors import ImageError, InputError, LayerError, OutputError, RunError, TargetError
+from camscope.errors import ImageError, InputError, LayerError, OutputError, PreprocessError, RunError, TargetError
 
 pa = pytest.importorskip("pyarrow")
 csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
@@ -184,6 +184,20 @@ def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
         run_batch(GradCAM(model, "head"), folder, tmp_path / "two")
     with pytest.raises(RunError, match=r"1 images failed, more than 0: .*format that Pillow knows"):
         run_batch(GradCAM(model), folder, tmp_path / "three", max_failures=0)
+
+
+def test_a_preprocessing_that_is_not_known_ends_the_run_and_one_that_fails_an_image_does_not(folder, model, tmp_path):
+    with pytest.raises(PreprocessError, match="no preprocessing is known for the images"):
+        run_batch(GradCAM(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3)), "0"), folder, tmp_path / "one")
+
+    def fussy(image):
+        if image.height == 40:
+            raise ValueError("too tall")
+        return torch.zeros(1, 32, 32)
+
+    run_batch(GradCAM(model, preprocess=fussy), folder, tmp_path / "two")
+    errors = [row["error"] for row in rows(tmp_path / "two")]
+    assert [n for n, error in enumerate(errors) if error and "fussy raised ValueError: too tall" in error] == [2, 3]
 
 
 def test_one_image_that_the_model_cannot_take_fails_alone(folder, tmp_path):

@@ -61,6 +61,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         expect_alike(self.tools)
+        if self.manifest.images is None:  # a dataset may give the model's own input
+            known(self.tools[0].preprocess, "the images")
         if self.reduced and not isinstance(self.tools[0].preprocess, Preprocess):
             raise PreprocessError(
                 f"reduced decoding needs to know what an image is resized to, and {self.tools[0].preprocess!r} does not say"
