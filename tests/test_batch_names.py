@@ -15,7 +15,7 @@ def row(**changes):
 
 
 def named(methods=("gradcam 531cbfe8",), targets=(None,)):
-    return Names.of({"methods": dict.fromkeys(methods, {}), "targets": list(targets)})
+    return Names.of({"methods": {key: {} for key in methods}, "targets": list(targets)})
 
 
 def test_a_row_alone_is_named_for_its_image():
@@ -38,7 +38,9 @@ def test_no_two_targets_share_a_name(others):
     assert first.lower() != second.lower()
 
 
-@pytest.mark.parametrize("id_", ["../../etc/passwd", "a\x00b", "CON", "<script>", "", "-rf", "a" * 500, "\u202egpj.exe"])
+@pytest.mark.parametrize(
+    "id_", ["../../etc/passwd", "a\x00b", "CON", "<script>", "", "-rf", "a" * 500, "\u202egpj.exe"]
+)
 def test_nothing_of_an_id_can_be_misread(id_):
     made = named(["gradcam 1", "layercam, denoised 1"], ["x/../y", "z"]).stem(row(id=id_, target="x/../y", sha256=None))
     assert re.fullmatch(r"00000003-[0-9a-f]{8}-[A-Za-z0-9-]{1,80}", made)
