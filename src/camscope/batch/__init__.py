@@ -4,6 +4,7 @@ from camscope.batch.collection import Run
 from camscope.batch.local import Outcome
 from camscope.batch.manifest import Manifest, manifest_of
 from camscope.batch.names import Names
+from camscope.batch.query import Query
 from camscope.batch.run import run_batch
 
-__all__ = ["Manifest", "Names", "Outcome", "Run", "manifest_of", "run_batch"]
+__all__ = ["Manifest", "Names", "Outcome", "Query", "Run", "manifest_of", "run_batch"]

@@ -1,15 +1,18 @@
 """Run: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
 
 import hashlib
+import html
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camscope.batch.manifest import arrow, placed
+from camscope.batch.query import Pieces, Query, as_dicts
 from camscope.batch.reading import bytes_of
+from camscope.batch.rows import FAILED
 from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
 from camscope.explanation import Explanation, Pixels
@@ -46,10 +49,28 @@ class Run:
         """All rows, or some of their columns."""
         return self.dataset.to_table(columns=columns)
 
+    def query(
+        self,
+        where: str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> "pa.Table":
+        """The rows for which a condition holds: `run.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
+
+        `where`, `sort`: DuckDB's SQL over the columns of the run. Failed rows are rows too: `status = 'failed'`. Of the parts
+        only the columns that these name are read, and then of the chosen rows what is asked for, maps too.
+        """
+        rows = self.dataset
+        if unknown := [name for name in columns or () if name not in rows.schema.names]:
+            raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
+        return Pieces(rows).take(Query(where, sort, limit).places(rows), columns)
+
     def __iter__(self) -> Iterator[Explanation]:
         """The maps; rows of images that failed have none."""
-        for batch in self.dataset.to_batches(batch_size=256):
-            for row in batch.to_pylist():
+        rows = self.dataset
+        for piece in Pieces(rows).in_turn(Query().places(rows)):
+            for row in as_dicts(piece):
                 if row["heat"] is not None:
                     yield self.explanation(row)
 
@@ -97,5 +118,35 @@ class Run:
             seen=None,
         )
 
+    @property
+    def failures(self) -> int:
+        """Rows without a map."""
+        return int(self.dataset.count_rows(filter=arrow("dataset").field("status") == FAILED))
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What the run is, in a few words each."""
+        made, done = self.facts["made_with"], Store(self.folder).finished()
+        planned, chunk = made["manifest"]["rows"], made["chunk"]
+        there = sum(min(chunk, planned - one * chunk) for one in done)
+        without = self.failures if done else 0
+        return {
+            "model": f"{made['model']['source']} ({made['model']['digest'][:12]})",
+            "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in made["methods"]})),
+            "targets": ", ".join("the top class" if one is None else one for one in made["targets"]),
+            "images": f"{there:,}" if there == planned else f"{there:,} of {planned:,} so far",
+            "rows": f"{len(self) if done else 0:,}" + (f" ({without:,} without a map)" if without else ""),
+        }
+
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {len(self)} rows)"
+        said = self.summary
+        return (
+            f"<Run {self.folder}: images {said['images']}, rows {said['rows']}, {said['methods']} of {said['model']}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in {"run": str(self.folder), **self.summary}.items()
+        )
+        return f"<table>{rows}</table>"
