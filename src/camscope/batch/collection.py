@@ -1,4 +1,4 @@
-"""Run: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
+"""Collection: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
 
 import hashlib
 import html
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 
-class Run:
-    """The maps of a run: `for explanation in Run("heatmaps")`, `Run("heatmaps").table(["id", "label", "score"])`."""
+class Collection:
+    """The rows of a run, their maps and their images."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -80,6 +80,8 @@ class Run:
         path = placed(row["path"], Path(root["folder"]), confined=root["confined"])
         try:
             data = bytes_of(path)
+        except FileNotFoundError as error:
+            raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
         if hashlib.sha256(data).hexdigest() != row["sha256"]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from camscope import render
-from camscope.batch.collection import Run
+from camscope.batch.collection import Collection
 from camscope.batch.query import Query, by_image
 from camscope.batch.rows import FAILED
 from camscope.batch.sight import original, thumbnail
@@ -59,7 +59,7 @@ class Sheet:
 
 
 def sheet(
-    run: Run, query: Query, size: int = 224, threads: int = 1, told: Callable[[int], None] = lambda _: None
+    run: Collection, query: Query, size: int = 224, threads: int = 1, told: Callable[[int], None] = lambda _: None
 ) -> Sheet:
     """The page of the rows that a query means, each map drawn on its original in `size` rows; `told` of so many more.
 
@@ -86,7 +86,7 @@ def _one_by_one(made: Iterable[list[Card]], told: Callable[[int], None]) -> Iter
         yield from cards
 
 
-def _of_image(run: Run, rows: Sequence[Row], size: int) -> list[Card]:
+def _of_image(run: Collection, rows: Sequence[Row], size: int) -> list[Card]:
     if all(row["heat"] is None for row in rows):
         return [_failed(row) for row in rows]
     photo, missing = original(run, rows[0])
@@ -94,7 +94,7 @@ def _of_image(run: Run, rows: Sequence[Row], size: int) -> list[Card]:
     return [_failed(row) if row["heat"] is None else _drawn(run, row, photo, before, missing, size) for row in rows]
 
 
-def _drawn(run: Run, row: Row, photo: Pixels | None, before: str | None, missing: str | None, size: int) -> Card:
+def _drawn(run: Collection, row: Row, photo: Pixels | None, before: str | None, missing: str | None, size: int) -> Card:
     one = run.explanation(row, photo)
     try:
         picture = _uri(thumbnail(one, photo, size))
@@ -151,7 +151,7 @@ def _uri(picture: Pixels) -> str:
     return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
-def _html(run: Run, query: Query, size: int, cards: Sequence[Card], matching: int) -> str:
+def _html(run: Collection, query: Query, size: int, cards: Sequence[Card], matching: int) -> str:
     try:
         import jinja2
         from markupsafe import Markup

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from camscope import render
-from camscope.batch.collection import Run
+from camscope.batch.collection import Collection
 from camscope.errors import CamscopeError
 from camscope.explanation import Explanation, Pixels
 from camscope.geometry import Placement
@@ -16,13 +16,12 @@ from camscope.geometry import Placement
 FINER = 2  # a map is drawn on so many pixels for one of the thumbnail
 
 
-def original(run: Run, row: Mapping[str, Any]) -> tuple[Pixels | None, str | None]:
+def original(run: Collection, row: Mapping[str, Any]) -> tuple[Pixels | None, str | None]:
     """The picture (H,W,3) of a row, or why it cannot be seen: a store's own package may raise anything."""
     try:
         return run.photo(row), None
     except Exception as error:
-        said = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
-        return None, _without_path(said, row["path"])
+        return None, why(error, PurePath(row["path"]).name)
 
 
 def thumbnail(one: Explanation, photo: Pixels | None, size: int) -> Pixels:
@@ -39,7 +38,8 @@ def thumbnail(one: Explanation, photo: Pixels | None, size: int) -> Pixels:
     return replace(one, image=photo, placement=nearer).overlay("image", height=size)
 
 
-def _without_path(said: str, path: str) -> str:
-    """A reason without the path in front, which the row has: so that equal reasons are equal."""
+def why(error: Exception, name: str) -> str:
+    """A reason without the file's name in front, which the row has: so that equal reasons are equal."""
+    said = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
     head, colon, rest = said.partition(": ")
-    return rest if colon and (head == "the file" or head.endswith(PurePath(path).name)) else said
+    return rest if colon and (head == "the file" or head.endswith(name)) else said

@@ -81,7 +81,7 @@ WhereOption = Annotated[
     typer.Option(metavar="SQL", help="A condition: \"label = 'nodule' and probability < 0.6\". Default: every row."),
 ]
 SortOption = Annotated[
-    str | None, typer.Option(metavar="SQL", help="The order: \"probability desc, id\". Default: the run's own.")
+    str | None, typer.Option(metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.')
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 

@@ -18,7 +18,9 @@ def run(
     sort: base.SortOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 60,
     size: Annotated[int, typer.Option(min=32, max=2048, help="Pixels a picture is high.")] = 224,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")] = "page.html",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
+    ] = "page.html",
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """A contact sheet of a run: one page of HTML that needs nothing else. The columns of a row are those of the run."""
@@ -38,5 +40,7 @@ def run(
     with bars.bar("drawing", min(limit, matching), base.err()) as bar:
         made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)
-    of = f"{made.shown} rows of {made.matching}" + ("" if made.matching == made.rows else f" that match, of {made.rows}")
+    of = f"{made.shown} rows of {made.matching}" + (
+        "" if made.matching == made.rows else f" that match, of {made.rows}"
+    )
     base.out().print(base.styled(("page    ", "bold"), (f"{of}: {base.shown(file)}", "")), soft_wrap=True)
