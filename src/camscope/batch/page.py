@@ -133,7 +133,9 @@ def _words(row: Row) -> dict[str, Any]:
 
 
 def _answer(one: Explanation) -> str:
-    return f"score {one.score:.3g}" if one.probability is None else f"p={one.probability:.3f}"
+    if one.probability is None:
+        return f"score {one.score:.3g}"
+    return f"p={one.probability:.3f}" if one.probability >= 0.0005 else "p<0.001"
 
 
 def _shown(value: object) -> str:
