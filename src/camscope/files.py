@@ -12,16 +12,19 @@ from typing import BinaryIO
 from camscope.errors import OutputError
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> Path:
-    """Write a file that is there at once."""
-    with writing(path, overwrite=overwrite) as file:
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
+    """Write a file that is there at once; see `writing`."""
+    with writing(path, overwrite=overwrite, sync=sync) as file:
         file.write(data)
     return Path(path)
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str], *, overwrite: bool = True) -> Iterator[BinaryIO]:
-    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one."""
+def writing(path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True) -> Iterator[BinaryIO]:
+    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
+
+    `sync`: wait until the disk has it, so that it outlasts a loss of power.
+    """
     path = Path(path)
     if not overwrite and (path.exists() or path.is_symlink()):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
@@ -30,8 +33,9 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = True) -> Iterator
     try:
         with sibling.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         sibling.replace(path)
     except BaseException:
         sibling.unlink(missing_ok=True)

@@ -1,18 +1,20 @@
 """Collection: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
 
-import hashlib
 import html
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import arrow, placed
+from camscope.batch.manifest import Numbered, arrow, placed
 from camscope.batch.query import Pieces, Query, as_dicts
-from camscope.batch.reading import bytes_of
+from camscope.batch.reading import bytes_of, sha256_of
 from camscope.batch.rows import FAILED
+from camscope.batch.sources import LIBRARIES, manifest_of
 from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
 from camscope.explanation import Explanation, Pixels
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 class Collection:
     """The rows of a run, their maps and their images."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], dataset: Any = None) -> None:
+        self.folder, self._given, self._opening = Path(folder), dataset, threading.Lock()
         facts = Store(folder).facts
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
@@ -76,17 +78,32 @@ class Collection:
 
     def photo(self, row: Mapping[str, Any]) -> Pixels:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
-        root = self.facts["root"]
-        path = placed(row["path"], Path(root["folder"]), confined=root["confined"])
+        root, path = self.facts["root"], row["path"]
         try:
-            data = bytes_of(path)
+            with self._opening:
+                images = self._images
+            if images is not None:
+                source = images[row["row"]]
+            else:
+                path = placed(path, Path(root["folder"]), confined=root["confined"])
+                source = bytes_of(path)
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+        if sha256_of(source) != row["sha256"]:
             raise ImageError(f"{path}: it has changed since it was explained")
-        return read_photo(data).pixels
+        return read_photo(source).pixels
+
+    @cached_property
+    def _images(self) -> Numbered | None:
+        """Of the dataset that the run is of, if it is of one: the one given, or that of its name."""
+        named = self.facts["made_with"]["manifest"]["dataset"]
+        if named is None:
+            return None
+        if self._given is None and not named.startswith(LIBRARIES):
+            raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
+        return manifest_of(self._given or named, self.facts["root"]["folder"]).images
 
     def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
         """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from camscope import render
 from camscope.batch.coco import Coco, annotations, coco
 from camscope.batch.collection import Collection
 from camscope.batch.names import Names
@@ -19,6 +20,7 @@ from camscope.batch.spreadsheet import write_csv
 from camscope.batch.threads import in_order
 from camscope.errors import InputError, OutputError
 from camscope.explanation import Explanation
+from camscope.files import write_bytes
 
 PICTURES, MAPS, TABLES = ("png", "jpg", "webp"), ("npz", "json"), {"csv": "rows.csv", "coco": "coco.json"}
 FORMATS = (*PICTURES, *MAPS, *TABLES)
@@ -139,7 +141,10 @@ class Export:
         path = self.folder / f"{stem}.{kind}"
         if not self.overwrite and os.path.lexists(path):
             raise OutputError("its file exists; allow overwriting (--overwrite), or choose another folder")
-        one.save(path, overwrite=self.overwrite)
+        if kind in MAPS:
+            one.save(path, overwrite=self.overwrite)
+        else:  # not waiting for the disk, file by file: a picture can be drawn again
+            write_bytes(path, render.encode(one.marked(), path.suffix), overwrite=self.overwrite, sync=False)
 
     def _coco(self, query: Query) -> Any:
         facts, made = self.run.facts, self.run.facts["made_with"]

@@ -1,7 +1,9 @@
 """The local engine: chunk after chunk in this process, images read ahead by threads."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
@@ -10,10 +12,10 @@ from camscope.batch import rows
 from camscope.batch.manifest import Manifest
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.store import Store
-from camscope.batch.worker import Worker
+from camscope.batch.worker import Batch, Worker
 from camscope.errors import InputError, RunError
 
-Told = Callable[[int, int], None]  # so many images more are done, and so many of them failed
+Told = Callable[["Outcome"], None]  # called with what there is so far
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,33 @@ class Plan:
 class Outcome:
     """What became of the images of a run: of how many there are maps now, and why others have none."""
 
-    images: int = 0
+    total: int = 0  # images of this shard
     before: int = 0  # of them, found done
+    images: int = 0  # of them, worked off now
     reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def failures(self) -> int:
         """Images without a map."""
         return self.reasons.total()
+
+    def count(self, images: int, reasons: Iterable[str], most: int | None, told: Told | None) -> None:
+        """Add what became of some images, and tell it; RunError after more failures than `most`."""
+        self.reasons.update(reasons)
+        self.images += images
+        if told is not None:
+            told(self)
+        if most is not None and self.failures > most:
+            why = "; ".join(f"{reason} ({count} x)" for reason, count in self.reasons.most_common(3))
+            raise RunError(f"{self.failures} images failed, more than {most}: {why}")
+
+
+def unfinished(plan: Plan, store: Store) -> tuple[list[int], Outcome]:
+    """The chunks whose parts are not there, and what is known before any of them is begun."""
+    finished = store.finished()
+    sizes = {chunk: stop - start for chunk in plan.chunks for start, stop in [plan.bounds(chunk)]}
+    outcome = Outcome(sum(sizes.values()), sum(size for chunk, size in sizes.items() if chunk in finished))
+    return [chunk for chunk in sizes if chunk not in finished], outcome
 
 
 def run_chunks(
@@ -65,42 +86,53 @@ def run_chunks(
     told: Told | None = None,
 ) -> Outcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
-    finished, outcome, columns = store.finished(), Outcome(), rows.schema(manifest)
-    todo = [chunk for chunk in plan.chunks if chunk not in finished]
-    outcome.before = sum(
-        stop - start for start, stop in map(plan.bounds, plan.chunks) if start // plan.size in finished
-    )
+    todo, outcome = unfinished(plan, store)
+    outcome.count(0, (), None, told)
     each = (row for chunk in todo for row in manifest.rows(*plan.bounds(chunk)))
     images = loaded(manifest, each, worker.read, threads)
     try:
         for chunk in todo:
-            made: list[dict[str, Any]] = []
             start, stop = plan.bounds(chunk)
-            for batch in batches(islice(images, stop - start), worker):
-                new = worker.rows(batch)
-                made += new
-                failed = {row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}
-                outcome.reasons.update(failed.values())
-                outcome.images += len(batch)
-                if told is not None:
-                    told(len(batch), len(failed))
-                if max_failures is not None and outcome.failures > max_failures:
-                    raise RunError(
-                        f"{outcome.failures} images failed, more than {max_failures}: {_most(outcome.reasons)}"
-                    )
-            made.sort(key=lambda row: row["row"])
-            store.write(chunk, rows.table_of(made, columns))
+            with closing(written(chunk, islice(images, stop - start), worker, store, threads)) as steps:
+                for count, reasons in steps:
+                    outcome.count(count, reasons, max_failures, told)
     finally:
         images.close()
     return outcome
 
 
-def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Sequence[Loaded]]:
+def written(
+    chunk: int, images: Iterator[Loaded], worker: Worker, store: Store, threads: int
+) -> Generator[tuple[int, list[str]], None, None]:
+    """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map.
+
+    Overlays are drawn meanwhile, by so many threads, and are there before the part is.
+    """
+    made: list[dict[str, Any]] = []
+    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads) as draw:
+        for batch in ahead(batches(images, worker)):
+            new = worker.rows(batch, draw)
+            made += new
+            yield (
+                len(batch.images),
+                list({row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}.values()),
+            )
+    made.sort(key=lambda row: row["row"])
+    columns = rows.schema(worker.manifest, overlays=worker.pictures is not None)
+    store.write(chunk, rows.table_of(made, columns))
+
+
+def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Batch]:
     """Neighbours of one group, so many at a time as share a pass."""
     for _, group in groupby(images, worker.group):
         while batch := list(islice(group, worker.batch_size)):
+            yield worker.collated(batch)
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same, each made by a thread while the one before it is worked on."""
+    with ThreadPoolExecutor(1, thread_name_prefix="camscope-collating") as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
             yield batch
-
-
-def _most(reasons: Counter[str]) -> str:
-    return "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))

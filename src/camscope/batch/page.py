@@ -21,7 +21,7 @@ from camscope.explanation import MEANING, Explanation, Pixels
 
 LONGEST = 300  # letters of a text from outside
 SHOWN = ("row", "id", "path", "sha256", "status", "error", "target", "label", "score", "probability", "method", "layer")
-OURS = {*SHOWN, "parameters", "grid", "heat", "input_size", "image_size", "placement", "notes", "seconds"}
+OURS = {*SHOWN, "parameters", "grid", "heat", "input_size", "image_size", "placement", "notes", "seconds", "overlay"}
 Row = Mapping[str, Any]
 
 

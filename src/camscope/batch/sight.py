@@ -5,13 +5,10 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-import numpy as np
-
 from camscope import render
 from camscope.batch.collection import Collection
 from camscope.errors import CamscopeError
 from camscope.explanation import Explanation, Pixels
-from camscope.geometry import Placement
 
 FINER = 2  # a map is drawn on so many pixels for one of the thumbnail
 
@@ -29,13 +26,12 @@ def thumbnail(one: Explanation, photo: Pixels | None, size: int) -> Pixels:
     place = one.placement
     if place is None or one.heat.ndim != 2:
         return one.overlay(height=size)
-    bound, whole = FINER * size, np.array(place.image_size)
+    bound, whole = FINER * size, place.image_size
     factor = min(1.0, bound / whole[0], 2 * bound / whole[1])
     if photo is not None and factor < 1:
         photo = render.fitted(photo, bound, 2 * bound)
-    now = np.array(photo.shape[:2] if photo is not None else np.maximum(1, np.rint(whole * factor)), int)
-    nearer = Placement(place.matrix * (now / whole)[:, None], place.input_size, tuple(now.tolist()))
-    return replace(one, image=photo, placement=nearer).overlay("image", height=size)
+    now = [max(1, round(pixels * factor)) for pixels in whole] if photo is None else photo.shape[:2]
+    return replace(one, image=photo, placement=place.on_image_of(now)).overlay("image", height=size)
 
 
 def why(error: Exception, name: str) -> str:
