@@ -88,10 +88,12 @@ def _one_by_one(made: Iterable[list[Card]], told: Callable[[int], None]) -> Iter
 
 def _of_image(run: Collection, rows: Sequence[Row], size: int) -> list[Card]:
     if all(row["heat"] is None for row in rows):
-        return [_failed(row) for row in rows]
+        return [_failed(run, row) for row in rows]
     photo, missing = original(run, rows[0])
     before = None if photo is None else _uri(render.fitted(photo, size, 2 * size))
-    return [_failed(row) if row["heat"] is None else _drawn(run, row, photo, before, missing, size) for row in rows]
+    return [
+        _failed(run, row) if row["heat"] is None else _drawn(run, row, photo, before, missing, size) for row in rows
+    ]
 
 
 def _drawn(run: Collection, row: Row, photo: Pixels | None, before: str | None, missing: str | None, size: int) -> Card:
@@ -99,10 +101,10 @@ def _drawn(run: Collection, row: Row, photo: Pixels | None, before: str | None, 
     try:
         picture = _uri(thumbnail(one, photo, size))
     except Exception as error:  # a row may say anything of its map
-        return Card(**_words(row), reason=_shown(f"it cannot be drawn: {type(error).__name__}: {error}"))
+        return Card(**_words(run, row), reason=_shown(f"it cannot be drawn: {type(error).__name__}: {error}"))
     unplaced = one.placement is None and photo is not None
     return Card(
-        **_words(row),
+        **_words(run, row),
         answer=_answer(one),
         flag=None if one.flag is None else _shown(f"{one.flag}: {MEANING.get(one.status, '')}"),
         notes=[_shown(note) for note in one.notes],
@@ -116,13 +118,13 @@ def _drawn(run: Collection, row: Row, photo: Pixels | None, before: str | None, 
     )
 
 
-def _failed(row: Row) -> Card:
-    return Card(**_words(row), reason=_shown(row["error"] or "there is no map"))
+def _failed(run: Collection, row: Row) -> Card:
+    return Card(**_words(run, row), reason=_shown(row["error"] or "there is no map"))
 
 
-def _words(row: Row) -> dict[str, Any]:
+def _words(run: Collection, row: Row) -> dict[str, Any]:
     """What is said of every row: its own columns, then those that the manifest carried along."""
-    asked = {"asked for": row["target"]} if row["target"] not in (None, row["label"]) else {}
+    asked = {} if row["target"] in (None, row["label"], _index(run, row["label"])) else {"asked for": row["target"]}
     carried = {name: value for name, value in row.items() if name not in OURS and value is not None}
     return {
         "title": _shown(row["label"] or ("no map" if row["status"] == FAILED else "–")),
@@ -130,6 +132,12 @@ def _words(row: Row) -> dict[str, Any]:
         "by": _shown(" · ".join(filter(None, (row["method"], row["layer"])))),
         "facts": {_shown(name): _shown(value) for name, value in {**asked, **carried}.items()},
     }
+
+
+def _index(run: Collection, label: str | None) -> str | None:
+    """The number that a row says it was asked for where it was asked for nothing: that of the label itself."""
+    names = run.facts["categories"]
+    return str(names.index(label)) if label in names else (label or "").removeprefix("class ")
 
 
 def _answer(one: Explanation) -> str:

@@ -3,21 +3,18 @@
 import csv
 import io
 import json
-import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from camscope.batch.collection import Collection
 from camscope.batch.query import Query
 from camscope.files import writing
-from camscope.geometry import Placement
 
 LEFT_OUT = ("grid", "heat", "input_size", "image_size", "placement")
-HOTTEST = "CASE WHEN list_max(heat) > 0 THEN list_position(heat, list_max(heat)) - 1 END"
+HOTTEST = "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
@@ -30,7 +27,7 @@ def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> 
     """
     names = [name for name in run.dataset.schema.names if name not in LEFT_OUT]
     own = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
-    rows = query.stream(run.dataset, [*own, HOTTEST, "grid", "input_size", "image_size", "placement"])
+    rows = query.stream(run.dataset, [*own, HOTTEST, "grid", "input_size", "placement"])
     written, cells = 0, Cells()
     with writing(path, overwrite=overwrite) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # by its first bytes Excel knows that it is UTF-8
@@ -63,14 +60,12 @@ def _peak(
     cell: int | None,
     grid: Sequence[int] | None,
     input_size: Sequence[int] | None,
-    image_size: Sequence[int] | None,
     placement: Sequence[float] | None,
 ) -> tuple[float | None, float | None]:
     """The middle of the hottest cell, on the original's pixels; nothing where a map is nowhere positive, or its place unknown."""
-    if cell is None or placement is None or grid is None or input_size is None or image_size is None or len(grid) != 2:
+    if cell is None or placement is None or grid is None or input_size is None or len(grid) != 2:
         return None, None
-    place = Placement(np.reshape(placement, (2, 3)), tuple(input_size), tuple(image_size))
-    row, column = divmod(cell, grid[1])
-    middle = [(row + 0.5) * input_size[0] / grid[0], (column + 0.5) * input_size[1] / grid[1]]
-    found = place.to_image([middle])[0].round(1).tolist()
-    return (found[0], found[1]) if all(map(math.isfinite, found)) else (None, None)
+    down, across = divmod(cell, grid[1])
+    point = ((down + 0.5) * input_size[0] / grid[0], (across + 0.5) * input_size[1] / grid[1], 1.0)
+    row, column = (sum(map(operator.mul, placement[start : start + 3], point)) for start in (0, 3))
+    return round(row, 1), round(column, 1)
