@@ -76,6 +76,13 @@ def test_an_image_that_is_gone_costs_its_pictures_alone(run, tmp_path):
     assert [name.rpartition(".")[2] for name in names(tmp_path)] == ["npz", "npz", "json"]
 
 
+def test_beside_pictures_maps_are_without_pixels_and_sorted_rows_of_one_image_together(run, tmp_path):
+    run.export(tmp_path, ["png", "npz", "coco"], '"row" in (0, 1)', "method desc, id")
+    assert {Explanation.load(path).image for path in tmp_path.glob("*.npz")} == {None}
+    found = json.loads((tmp_path / "coco.json").read_text())
+    assert [one["id"] for one in found["images"]] == [0, 1]
+
+
 def test_nothing_is_replaced_unasked(run, tmp_path):
     run.export(tmp_path, "png", '"row" = 0')
     before = {one: one.read_bytes() for one in tmp_path.iterdir()}

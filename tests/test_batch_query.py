@@ -102,6 +102,7 @@ def test_of_maps_only_those_of_parts_with_chosen_rows_are_read(run, tmp_path):
             path.write_bytes(data)
     found = damaged.query('probability >= 0 and "row" = 22', "label, probability")
     assert sorted(map(tuple, found["heat"].to_pylist())) == [(44, 44.5), (45, 45.5)]
+    assert damaged.query('"row" = 1', columns=["label"])["label"].to_pylist() == ["it's", "nodule"]
     with pytest.raises(OSError, match=r"(?i)deserializ|thrift|corrupt|invalid|page"):
         damaged.query('"row" = 1')
 
@@ -121,6 +122,7 @@ def test_of_maps_only_those_of_parts_with_chosen_rows_are_read(run, tmp_path):
         ("exists (select * from read_csv('/etc/hostname'))", "disabled by configuration"),
         ("exists (select * from '/etc/hostname.parquet')", "disabled by configuration|does not exist"),
         ("exists (select * from outside)", "outside does not exist"),
+        ("exists (select * from rows)", "rows does not exist"),
         ("", "where is empty"),
         (";", "syntax|statement|selection list"),
     ],
@@ -141,6 +143,8 @@ def test_what_is_no_condition_is_one_clear_error(run, where, said):
 def test_what_is_no_order_is_one_clear_error(run, sort):
     with pytest.raises(InputError, match=r"query|sort is empty"):
         run.query(sort=sort)
+    with pytest.raises(InputError, match="several statements"):
+        run.query(sort="id; drop view run; select 1")
 
 
 def test_the_limit_is_a_number_of_rows(run):

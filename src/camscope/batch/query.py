@@ -94,10 +94,10 @@ class Query:
         return made
 
     def _check(self, connection: Any) -> None:
-        """What is given is one expression, or a list to sort by: alone and in brackets, so that it cannot end either."""
+        """What is given is one condition, alone and in brackets, so that it ends neither; and a list to sort by."""
         forms = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
-        if self.sort is not None:
-            forms += [f"SELECT 1 ORDER BY {self.sort}", f"SELECT row_number() OVER (ORDER BY\n{self.sort}\n)"]
+        if self.sort is not None:  # what could follow an order, as a limit, fails where another column follows
+            forms.append(f"SELECT 1 ORDER BY {self.sort}")
         for form in forms:
             if len(connection.extract_statements(form)) != 1:
                 raise InputError(f"the query ({self.words}) holds several statements; expected one condition")
