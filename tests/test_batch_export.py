@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import Explanation, GradCAM, LayerCAM, Placement, load_model
-from camscope.batch.coco import annotations
+from camscope.batch.coco import annotations, coco
 from camscope.batch.spreadsheet import Cells
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
@@ -234,6 +234,18 @@ def test_a_coco_file_keeps_the_formats_rules(run, tmp_path):
         assert all(one["score"] == row["probability"] for one in own)
     assert found["info"]["threshold"] == 0.6
     assert "score: the model's probability" in found["info"]["description"]
+
+
+def test_classes_of_one_name_and_words_that_are_no_class_have_their_own_categories(tmp_path):
+    row = {"row": 4, "path": "4.png", "id": "4", "label": "crane", "method": "x", "layer": None}
+    with coco(tmp_path / "coco.json", ["crane", "cat", "crane"], {}, overwrite=False) as file:
+        for label, target in [("crane", 2), ("a heron", None), ("class 7", 7), ("a heron", None), ("crane", 0)]:
+            file.map({**row, "label": label}, target, [{}])
+    found = json.loads((tmp_path / "coco.json").read_text())
+    assert [one["category_id"] for one in found["annotations"]] == [3, 4, 5, 4, 1]
+    assert [one["name"] for one in found["categories"]] == ["crane", "cat", "crane", "a heron", "class 7"]
+    assert [one["id"] for one in found["categories"]] == [1, 2, 3, 4, 5]
+    assert found["images"] == []
 
 
 # --- whole or not at all

@@ -33,7 +33,7 @@ def test_a_folder_and_the_same_command_again(images):
     first = batch("images", "--method", "gradcam,layercam", "-o", "out")
     assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\n")
     again = batch("images", "--method", "gradcam,layercam", "-o", "out")
-    assert (again.exit_code, again.stdout) == (0, "maps    0 images, 3 were there: out\n")
+    assert (again.exit_code, again.stdout) == (0, "maps    3 images, 3 of 3 were done before: out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
     assert "out holds another run (methods.layercam" in other.stderr
@@ -46,6 +46,9 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     assert result.exit_code == 1
     assert result.stdout == "maps    2 images: out\n"
     assert "the file is empty" in result.stderr
+    again = batch("images", "-o", "out")
+    assert (again.exit_code, again.stdout) == (1, "maps    2 images, 3 of 3 were done before: out\n")
+    assert "the file is empty" in again.stderr
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
 
 

@@ -50,9 +50,8 @@ class Coco:
 
     def __init__(self, file: BinaryIO, images: BinaryIO, categories: Sequence[str]) -> None:
         self._file, self._images = file, images
-        self._ids: dict[str, int] = {}
-        for name in categories:
-            self._ids.setdefault(name, len(self._ids) + 1)
+        self._names = list(categories)
+        self._others: dict[str, int] = {}  # what is no class of the model, such as words, after its classes
         self._written = self._seen = 0
 
     def image(self, row: Mapping[str, Any], size: tuple[int, ...]) -> None:
@@ -62,21 +61,26 @@ class Coco:
         self._images.write(_item(told, first=not self._seen))
         self._seen += 1
 
-    def map(self, row: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> None:
-        """What was found in the map of a row."""
+    def map(self, row: Mapping[str, Any], target: int | None, found: Sequence[Mapping[str, Any]]) -> None:
+        """What was found in the map of a row, for the class of an index, or for none."""
         for one in found:
-            category = self._ids.setdefault(row["label"], len(self._ids) + 1)
+            category = self._category(row["label"], target)
             told = {"id": self._written + 1, "image_id": row["row"], "category_id": category, **one}
             told |= {"method": row["method"], "layer": row["layer"]}
             self._file.write(_item(told, first=not self._written))
             self._written += 1
+
+    def _category(self, label: str, target: int | None) -> int:
+        if target is None or target >= len(self._names):
+            return self._others.setdefault(label, len(self._names) + len(self._others) + 1)
+        return target + 1
 
     def end(self, info: Mapping[str, Any]) -> None:
         """What goes behind the annotations."""
         self._file.write(b'\n],\n"images": [')
         self._images.seek(0)
         shutil.copyfileobj(self._images, self._file)
-        named = [{"id": number, "name": name} for name, number in self._ids.items()]
+        named = [{"id": number, "name": name} for number, name in enumerate([*self._names, *self._others], start=1)]
         self._file.write(f'\n],\n"categories": {json.dumps(named)},\n"info": {json.dumps(info)}\n}}\n'.encode())
 
 

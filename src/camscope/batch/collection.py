@@ -114,7 +114,7 @@ class Collection:
         return Explanation(
             heat=np.array(row["heat"], np.float32).reshape(grid),
             method=row["method"],
-            target=None,
+            target=self._class(row),
             label=row["label"],
             score=row["score"],
             probability=row["probability"],
@@ -136,6 +136,13 @@ class Collection:
             image=image,
             seen=None,
         )
+
+    def _class(self, row: Mapping[str, Any]) -> int | None:
+        """The index of the class that was asked for, if it was a class."""
+        known, asked = self.facts["categories"], row["target"]
+        if asked is not None and asked.isdecimal():
+            return int(asked)
+        return known.index(row["label"]) if row["label"] in known else None
 
     @property
     def failures(self) -> int:

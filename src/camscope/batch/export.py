@@ -41,11 +41,12 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row, its files that were written, what COCO says of it, and what went wrong."""
+    """A row, how many files were written of it, what COCO says of it and of which class, and what went wrong."""
 
     row: Row
     files: int = 0
     found: Sequence[Mapping[str, Any]] | None = None
+    target: int | None = None
     error: str | None = None
 
 
@@ -107,7 +108,7 @@ class Export:
                 if not known:
                     table.image(one.row, one.row["image_size"])
                 known = True
-                table.map(one.row, one.found)
+                table.map(one.row, one.target, one.found)
 
     def _image(self, rows: Sequence[Row]) -> list[_Row]:
         """The files of an image's rows: it is read once, and where only maps are wanted not at all."""
@@ -133,7 +134,7 @@ class Export:
                     self._file(stem, kind, one if kind in PICTURES else replace(one, image=None))
                     files += 1
             found = annotations(one, self.threshold) if "coco" in self.formats else None
-            return _Row(row, files, found, unseen)
+            return _Row(row, files, found, one.target, unseen)
         except Exception as error:  # a disk and a decoder may raise anything; the other rows go on
             return _Row(row, files, error=why(error, stem))
 

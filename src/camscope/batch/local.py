@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What became of the images of a run: of how many there are maps now, and why others have none."""
+    """What became of the images of a run, or of a shard: of how many there are maps, and why others have none."""
 
     total: int = 0  # images of this shard
     before: int = 0  # of them, found done
@@ -70,10 +70,10 @@ class Outcome:
 
 def unfinished(plan: Plan, store: Store) -> tuple[list[int], Outcome]:
     """The chunks whose parts are not there, and what is known before any of them is begun."""
-    finished = store.finished()
-    sizes = {chunk: stop - start for chunk in plan.chunks for start, stop in [plan.bounds(chunk)]}
-    outcome = Outcome(sum(sizes.values()), sum(size for chunk, size in sizes.items() if chunk in finished))
-    return [chunk for chunk in sizes if chunk not in finished], outcome
+    there, sizes = store.finished(), {c: stop - start for c in plan.chunks for start, stop in [plan.bounds(c)]}
+    done = [chunk for chunk in sizes if chunk in there]
+    outcome = Outcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done), reasons=store.reasons(done))
+    return [chunk for chunk in sizes if chunk not in there], outcome
 
 
 def run_chunks(
@@ -87,7 +87,7 @@ def run_chunks(
 ) -> Outcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
     todo, outcome = unfinished(plan, store)
-    outcome.count(0, (), None, told)
+    outcome.count(0, (), max_failures, told)
     each = (row for chunk in todo for row in manifest.rows(*plan.bounds(chunk)))
     images = loaded(manifest, each, worker.read, threads)
     try:

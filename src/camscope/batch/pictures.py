@@ -10,11 +10,11 @@ from typing import Any
 
 from camscope import render
 from camscope.batch.names import Names
+from camscope.batch.store import OVERLAYS
 from camscope.errors import InputError
 from camscope.explanation import Explanation, Pixels
 from camscope.files import write_bytes
 
-FOLDER = "overlays"
 A_FOLDER = 1000  # images whose overlays lie in one folder: file systems and viewers are slow with more
 Draw = Callable[[Mapping[str, Any], Explanation, Pixels | None, Pixels | None], str]
 
@@ -42,7 +42,7 @@ class Pictures:
         with ThreadPoolExecutor(threads, thread_name_prefix="camscope-drawing") as pool:
 
             def draw(row: Mapping[str, Any], one: Explanation, image: Pixels | None, seen: Pixels | None) -> str:
-                name = f"{FOLDER}/{row['row'] // A_FOLDER:06d}/{self.names.stem(row)}.{self.kind}"
+                name = f"{OVERLAYS}/{row['row'] // A_FOLDER:06d}/{self.names.stem(row)}.{self.kind}"
                 room.acquire()
                 waiting.append(pool.submit(self._write, self.folder / name, one, image, seen))
                 waiting[-1].add_done_callback(lambda _: room.release())

@@ -19,7 +19,7 @@ from camscope.explainers.inputs import ALONE, Item, known, picture_of
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
 from camscope.explainers.scope import home
-from camscope.explainers.together import expect_alike, explanation
+from camscope.explainers.together import expect_alike, explanations
 from camscope.explanation import Explanation, Pixels
 from camscope.hooks.base import unwrap
 from camscope.images.photo import read_photo, read_reduced
@@ -61,6 +61,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         expect_alike(self.tools)
+        if self.manifest.images is None:  # a dataset may give the model's own input
+            known(self.tools[0].preprocess, "the images")
         if self.reduced and not isinstance(self.tools[0].preprocess, Preprocess):
             raise PreprocessError(
                 f"reduced decoding needs to know what an image is resized to, and {self.tools[0].preprocess!r} does not say"
@@ -140,13 +142,14 @@ class Worker:
         model = unwrap(self.tools[0].model)
         runs = run(self.tools, x.to(*home(model), non_blocking=True), questions, warn=False)
         digits = digest(model)
+        made = [
+            explanations(tool, items, made, q, digits)
+            for q in range(len(questions))
+            for tool, made in zip(self.tools, runs, strict=True)
+        ]
         return [
-            [
-                self._found(one, explanation(tool, i, items[i], made, q, digits), q, draw)
-                for q in range(len(questions))
-                for tool, made in zip(self.tools, runs, strict=True)
-            ]
-            for i, one in enumerate(images)
+            [self._found(one, row, n // len(self.tools), draw) for n, row in enumerate(own)]
+            for one, own in zip(images, zip(*made, strict=True), strict=True)
         ]
 
     def _found(self, one: Loaded, made: Explanation, which: int, draw: Draw | None) -> dict[str, Any]:

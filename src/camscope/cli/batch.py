@@ -109,8 +109,8 @@ def _tell(outcome: "Outcome", output: str) -> None:
     """What was made, and the reasons of failures; exit code 1 where there are any."""
     from rich.table import Table
 
-    console, done = base.out(), outcome.images - outcome.failures
-    before = f", {outcome.before} were there" if outcome.before else ""
+    console, done = base.out(), outcome.before + outcome.images - outcome.failures
+    before = f", {outcome.before} of {outcome.total} were done before" if outcome.before else ""
     console.print(
         base.styled(("maps    ", "bold"), (f"{done} images{before}: {base.shown(output)}", "")), soft_wrap=True
     )
