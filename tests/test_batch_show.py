@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -108,6 +109,8 @@ def test_every_row_is_a_card_with_its_words(run):
     assert len(page.all("img", class_="original")) == 10  # of 8 images one is broken, one has changed, one is gone
     assert sum("Without its original: it has changed since it was explained" in word for word in page.words) == 2
     assert sum("Without its original: there is no such file" in word for word in page.words) == 2
+    below = sheet(run, Query()).html.partition("<main>")[2]
+    assert {unescape(one) for one in re.findall(r"<dt>(.*?)</dt>", below)} == {"asked for", "site", f"<b>{EVIL}"}
     assert "asked for nodule" in page.text.split("no map")[1]
     assert "asked for" not in cards[1]
 

@@ -40,7 +40,8 @@ def run(
     with bars.bar("drawing", min(limit, matching), base.err()) as bar:
         made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)
-    of = f"{made.shown} rows of {made.matching}" + (
-        "" if made.matching == made.rows else f" that match, of {made.rows}"
+    seen = made.found
+    of = f"{seen.shown} rows of {seen.matching}" + (
+        "" if seen.matching == seen.rows else f" that match, of {seen.rows}"
     )
     base.out().print(base.styled(("page    ", "bold"), (f"{of}: {base.shown(file)}", "")), soft_wrap=True)
