@@ -1,7 +1,7 @@
 """The local engine: chunk after chunk in this process, images read ahead by threads."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
@@ -54,6 +54,24 @@ class Outcome:
         """Images without a map."""
         return self.reasons.total()
 
+    def count(self, images: int, reasons: Iterable[str], most: int | None, told: Told | None) -> None:
+        """Add what became of some images, and tell it; RunError after more failures than `most`."""
+        failed = self.failures
+        self.reasons.update(reasons)
+        self.images += images
+        if told is not None:
+            told(images, self.failures - failed)
+        if most is not None and self.failures > most:
+            why = "; ".join(f"{reason} ({count} x)" for reason, count in self.reasons.most_common(3))
+            raise RunError(f"{self.failures} images failed, more than {most}: {why}")
+
+
+def unfinished(plan: Plan, store: Store) -> tuple[list[int], Outcome]:
+    """The chunks whose parts are not there, and what is known before any of them is begun."""
+    finished = store.finished()
+    before = sum(stop - start for start, stop in map(plan.bounds, plan.chunks) if start // plan.size in finished)
+    return [chunk for chunk in plan.chunks if chunk not in finished], Outcome(before=before)
+
 
 def run_chunks(
     worker: Worker,
@@ -65,34 +83,30 @@ def run_chunks(
     told: Told | None = None,
 ) -> Outcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
-    finished, outcome, columns = store.finished(), Outcome(), rows.schema(manifest)
-    todo = [chunk for chunk in plan.chunks if chunk not in finished]
-    outcome.before = sum(
-        stop - start for start, stop in map(plan.bounds, plan.chunks) if start // plan.size in finished
-    )
+    todo, outcome = unfinished(plan, store)
     each = (row for chunk in todo for row in manifest.rows(*plan.bounds(chunk)))
     images = loaded(manifest, each, worker.read, threads)
     try:
         for chunk in todo:
-            made: list[dict[str, Any]] = []
             start, stop = plan.bounds(chunk)
-            for batch in batches(islice(images, stop - start), worker):
-                new = worker.rows(batch)
-                made += new
-                failed = {row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}
-                outcome.reasons.update(failed.values())
-                outcome.images += len(batch)
-                if told is not None:
-                    told(len(batch), len(failed))
-                if max_failures is not None and outcome.failures > max_failures:
-                    raise RunError(
-                        f"{outcome.failures} images failed, more than {max_failures}: {_most(outcome.reasons)}"
-                    )
-            made.sort(key=lambda row: row["row"])
-            store.write(chunk, rows.table_of(made, columns))
+            for count, reasons in written(chunk, islice(images, stop - start), worker, store):
+                outcome.count(count, reasons, max_failures, told)
     finally:
         images.close()
     return outcome
+
+
+def written(
+    chunk: int, images: Iterator[Loaded], worker: Worker, store: Store
+) -> Generator[tuple[int, list[str]], None, None]:
+    """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map."""
+    made: list[dict[str, Any]] = []
+    for batch in batches(images, worker):
+        new = worker.rows(batch)
+        made += new
+        yield len(batch), list({row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}.values())
+    made.sort(key=lambda row: row["row"])
+    store.write(chunk, rows.table_of(made, rows.schema(worker.manifest)))
 
 
 def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Sequence[Loaded]]:
@@ -100,7 +114,3 @@ def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Sequence[Loade
     for _, group in groupby(images, worker.group):
         while batch := list(islice(group, worker.batch_size)):
             yield batch
-
-
-def _most(reasons: Counter[str]) -> str:
-    return "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))

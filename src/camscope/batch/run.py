@@ -4,9 +4,10 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from camscope.batch.local import Outcome, Plan, Told, run_chunks
+from camscope.batch import local, on_ray
+from camscope.batch.local import Outcome, Plan, Told
 from camscope.batch.manifest import Manifest, arrow, manifest_of
 from camscope.batch.rows import digest_of
 from camscope.batch.store import Store
@@ -19,6 +20,7 @@ from camscope.hooks.base import unwrap
 from camscope.targets import Question
 
 CHUNK = 256  # images in a part
+Engine = Literal["local", "ray"]
 
 
 def run_batch(
@@ -35,6 +37,9 @@ def run_batch(
     max_failures: int | None = None,
     overwrite: bool = False,
     told: Told | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    workers: int | None = None,
 ) -> Outcome:
     """Explain every image that `source` means, and write the raw maps to `output`: see `Run` for reading them.
 
@@ -43,7 +48,15 @@ def run_batch(
     the difference, unless `overwrite`. `batch_size`: images in one pass; `threads`: that read images meanwhile;
     `chunk`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
     may fail before a RunError; `told`: called with how many images are done, and how many of them failed.
+
+    `engine`: "local", this process; or "ray", `workers` processes on the cluster at `address`, each with the model: as many as
+    it has GPUs (for a model on CUDA) or CPUs. Without an address: the Ray of this machine, started where none is. Rows are the
+    same, and either engine goes on where the other was.
     """
+    if engine not in ("local", "ray"):
+        raise InputError(f"engine={engine!r}: expected 'local' or 'ray'")
+    if engine == "local" and (address is not None or workers is not None):
+        raise InputError("address and workers are Ray's: pass engine='ray' as well, or leave them out")
     each = [tools] if isinstance(tools, Explainer) else list(tools)
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
@@ -51,7 +64,9 @@ def run_batch(
     worker, store = Worker(each, list(targets), manifest, batch_size), Store(output)
     plan = Plan(len(manifest), chunk, shard)
     store.begin(facts(worker, chunk), overwrite=overwrite)
-    return run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
+    if engine == "ray":
+        return on_ray.run_chunks(worker, manifest, store, plan, threads, max_failures, told, address, workers)
+    return local.run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
 
 
 def facts(worker: Worker, chunk: int) -> dict[str, Any]:
