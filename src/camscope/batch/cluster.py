@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
             yield ray
             return
         try:
+            _expect_an_answer(address or os.environ.get("RAY_ADDRESS", ""))
             with _environment(QUIET), _without_stderr():
                 ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
@@ -44,6 +46,13 @@ def connected(address: str | None = None) -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
+
+
+def _expect_an_answer(address: str) -> None:
+    """OSError where nobody listens at HOST:PORT: Ray itself would wait there for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def pool(nodes: list[dict[str, Any]], workers: int | None, cuda: bool) -> tuple[int, int]:
@@ -59,6 +68,20 @@ def pool(nodes: list[dict[str, Any]], workers: int | None, cuda: bool) -> tuple[
         if sum(min(cpus // share, gpus) if cuda else cpus // share for cpus, gpus in rooms) >= count:
             return count, share
     return count, 1
+
+
+def tries_of(ray: Any) -> Any:
+    """An actor that knows how often each chunk was begun: Ray begins one whose worker died again, and would for ever."""
+
+    class Tries:  # here, so that it travels whole: its process need not import camscope, and PyTorch with it
+        def __init__(self) -> None:
+            self.begun: dict[int, int] = {}
+
+        def begin(self, chunk: int) -> int:
+            self.begun[chunk] = self.begun.get(chunk, 0) + 1
+            return self.begun[chunk]
+
+    return ray.remote(num_cpus=0)(Tries).remote()
 
 
 @contextlib.contextmanager

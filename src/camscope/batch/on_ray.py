@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import socket
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from camscope.batch.cluster import connected, pool
+from camscope.batch.cluster import connected, pool, tries_of
 from camscope.batch.local import Outcome, Plan, Told, unfinished, written
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.reading import loaded
@@ -61,18 +60,6 @@ class Sent:
         return found
 
 
-class Tries:
-    """How often each chunk was begun: Ray begins one whose worker died again, and would for ever."""
-
-    def __init__(self) -> None:
-        self._begun: Counter[int] = Counter()
-
-    def begin(self, chunk: int) -> int:
-        """The how many-th time this is."""
-        self._begun[chunk] += 1
-        return self._begun[chunk]
-
-
 class Actor:
     """What Ray Data calls in a worker process: the number of a chunk in, what became of its images out."""
 
@@ -106,7 +93,8 @@ class Actor:
         import ray
         import ray.cloudpickle as pickle
 
-        torch.set_num_threads(self._cpus)
+        told = os.environ.get("OMP_NUM_THREADS", "")
+        torch.set_num_threads(int(told) if told.isdecimal() else self._cpus)
         packed, rows = ray.get([*self._sent, *self._rows])
         try:
             sent: Sent = pickle.loads(packed)
@@ -141,7 +129,7 @@ def run_chunks(
         return outcome
     with connected(address) as ray:
         count, cpus = pool(ray.nodes(), workers, _on_cuda(worker))
-        sent, tries = ray.put(_sent(worker, store, threads or cpus)), ray.remote(num_cpus=0)(Tries).remote()
+        sent, tries = ray.put(_sent(worker, store, threads or cpus)), tries_of(ray)
         for dealt, rows in _pieces(todo, plan, manifest.table):
             given = {"sent": [sent], "rows": [ray.put(rows)], "tries": tries, "cpus": cpus}
             with contextlib.closing(_results(ray, dealt, given, min(count, len(dealt)), _on_cuda(worker))) as results:
@@ -243,7 +231,7 @@ def _packed(error: Exception) -> bytes:
 def _pickled(value: object) -> bytes:
     import ray.cloudpickle
 
-    packed: bytes = ray.cloudpickle.dumps(value)  # type: ignore[no-untyped-call] - Ray leaves it untyped
+    packed: bytes = ray.cloudpickle.dumps(value)
     return packed
 
 

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -44,13 +44,25 @@ def run(
     ] = None,
     anywhere: Annotated[bool, typer.Option("--anywhere", help="Let a manifest's paths leave the root.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images in one pass.")] = 16,
-    threads: Annotated[int | None, typer.Option(min=1, help="That read images; default: one a core.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="That read images, in each process; default: one a core of its.")
+    ] = None,
     chunk: Annotated[int, typer.Option(min=1, help="Images in a part file.")] = 256,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="The I-th of N processes that share the work, from 0.")
     ] = "0/1",
     max_failures: Annotated[
         int | None, typer.Option("--max-failures", min=0, help="End when more images have failed.")
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="What does the work: this process, or Ray.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; default: Ray on this machine, started if need be."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
     ] = None,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
@@ -83,6 +95,9 @@ def run(
             max_failures=max_failures,
             overwrite=overwrite,
             told=told,
+            engine=engine,
+            address=address,
+            workers=workers,
         )
     _tell(outcome, output)
 
