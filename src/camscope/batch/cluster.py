@@ -70,8 +70,11 @@ def pool(nodes: list[dict[str, Any]], workers: int | None, cuda: bool) -> tuple[
     return count, 1
 
 
-def tries_of(ray: Any) -> Any:
-    """An actor that knows how often each chunk was begun: Ray begins one whose worker died again, and would for ever."""
+def tries_of(ray: Any, most: int) -> Any:
+    """An actor that counts how often each chunk is begun: Ray begins one whose worker died again, and would for ever.
+
+    `begin` gives the number of deaths where it is not to be begun again.
+    """
 
     class Tries:  # here, so that it travels whole: its process need not import camscope, and PyTorch with it
         def __init__(self) -> None:
@@ -79,7 +82,7 @@ def tries_of(ray: Any) -> Any:
 
         def begin(self, chunk: int) -> int:
             self.begun[chunk] = self.begun.get(chunk, 0) + 1
-            return self.begun[chunk]
+            return most if self.begun[chunk] > most else 0
 
     return ray.remote(num_cpus=0)(Tries).remote()
 

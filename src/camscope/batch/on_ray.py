@@ -79,9 +79,10 @@ class Actor:
     def _made(self, chunk: int, at: int, images: int) -> Outcome:
         import ray
 
-        if ray.get(self._tries.begin.remote(chunk)) > TRIES:
+        deaths = ray.get(self._tries.begin.remote(chunk))
+        if deaths:
             raise RunError(
-                f"images {at} to {at + images - 1} of those not done: their worker died {TRIES} times (was it killed for want "
+                f"images {at} to {at + images - 1} of those not done: their worker died {deaths} times (was it killed for want "
                 "of memory, or is a file among them that kills its decoder?); take fewer workers, or leave them out"
             )
         if self._ready is None:  # not in the constructor: of an error there nothing would arrive
@@ -129,7 +130,7 @@ def run_chunks(
         return outcome
     with connected(address) as ray:
         count, cpus = pool(ray.nodes(), workers, _on_cuda(worker))
-        sent, tries = ray.put(_sent(worker, store, threads or cpus)), tries_of(ray)
+        sent, tries = ray.put(_sent(worker, store, threads or cpus)), tries_of(ray, TRIES)
         for dealt, rows in _pieces(todo, plan, manifest.table):
             given = {"sent": [sent], "rows": [ray.put(rows)], "tries": tries, "cpus": cpus}
             with contextlib.closing(_results(ray, dealt, given, min(count, len(dealt)), _on_cuda(worker))) as results:
