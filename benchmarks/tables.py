@@ -3,7 +3,20 @@
 import argparse
 from collections.abc import Callable, Iterator
 
-from benchmarks import ablation, cam, cases, family, import_time, loops, memory, parity, precision, score, sharing
+from benchmarks import (
+    ablation,
+    batch,
+    cam,
+    cases,
+    family,
+    import_time,
+    loops,
+    memory,
+    parity,
+    precision,
+    score,
+    sharing,
+)
 from benchmarks.report import Figure
 
 Parts = Iterator[list[Figure]]
@@ -66,6 +79,10 @@ def _import(options: argparse.Namespace) -> Parts:
     yield import_time.figures(options.repeats)
 
 
+def _batch(options: argparse.Namespace) -> Parts:
+    yield from batch.figures(min(options.rounds, batch.ROUNDS), options.device)
+
+
 def _parity(options: argparse.Namespace) -> Parts:
     yield from parity.figures(options.device, options.photographs or parity.PHOTOGRAPHS, options.methods)
 
@@ -83,5 +100,6 @@ TABLES: dict[str, Callable[[argparse.Namespace], Parts]] = {
     "sharing": _sharing,
     "memory": _memory,
     "import": _import,
+    "batch": _batch,
     "parity": _parity,
 }

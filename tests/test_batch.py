@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from camscope import GradCAM, LayerCAM, load_model
-from camscope.errors import ImageError, InputError, LayerError, OutputError, RunError, TargetError
+from camscope.errors import ImageError, InputError, LayerError, OutputError, PreprocessError, RunError, TargetError
 
 pa = pytest.importorskip("pyarrow")
 csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
@@ -147,7 +147,7 @@ def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_pa
     name = str(folder / "2.png")
     one = GradCAM(model).explain(name)
     assert found[name].placement == one.placement
-    assert found[name].model == one.model
+    assert (found[name].model, found[name].target) == (one.model, one.target)
     np.testing.assert_allclose(found[name].heatmap(), one.heatmap(), atol=1e-4)
     row = made.table().to_pylist()[2]
     np.testing.assert_array_equal(made.photo(row), one.image)
@@ -186,6 +186,20 @@ def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
         run_batch(GradCAM(model), folder, tmp_path / "three", max_failures=0)
 
 
+def test_a_preprocessing_that_is_not_known_ends_the_run_and_one_that_fails_an_image_does_not(folder, model, tmp_path):
+    with pytest.raises(PreprocessError, match="no preprocessing is known for the images"):
+        run_batch(GradCAM(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3)), "0"), folder, tmp_path / "one")
+
+    def fussy(image):
+        if image.height == 40:
+            raise ValueError("too tall")
+        return torch.zeros(1, 32, 32)
+
+    run_batch(GradCAM(model, preprocess=fussy), folder, tmp_path / "two")
+    errors = [row["error"] for row in rows(tmp_path / "two")]
+    assert [n for n, error in enumerate(errors) if error and "fussy raised ValueError: too tall" in error] == [2, 3]
+
+
 def test_one_image_that_the_model_cannot_take_fails_alone(folder, tmp_path):
     class Choosy(torch.nn.Module):
         def __init__(self):
@@ -221,9 +235,24 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
         run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
     monkeypatch.undo()
     outcome = run_batch(tools(model), folder, tmp_path / "parts", chunk=2)
-    assert (outcome.before, outcome.images) == (4, 3)
+    assert (outcome.total, outcome.before, outcome.images, outcome.failures) == (7, 4, 3, 1)
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    assert run_batch(tools(model), folder, tmp_path / "parts", chunk=2).images == 0
+    done = run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=1)
+    assert (done.images, done.reasons) == (0, outcome.reasons)
+    with pytest.raises(RunError, match="1 images failed, more than 0"):
+        run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=0)
+
+
+def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
+    whole = rows(tmp_path / "out")
+    part = tmp_path / "out" / "parts" / "part-00000001.parquet"
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(OutputError, match=r"made anew once it is removed: .*part-00000001\.parquet"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4)
+    part.unlink()
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", chunk=4).before == 4
+    assert rows(tmp_path / "out") == whole
 
 
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
@@ -331,3 +360,40 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
         "vanished.png": "there is no such file",
     }.items():
         assert reason in told[name], told
+
+
+def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
+    """Both work off every part, at the same time: of two that write the same one, one wins."""
+    images = tmp_path / "images"
+    images.mkdir()
+    drawn = np.random.default_rng(2)
+    for n in range(30):
+        Image.fromarray(drawn.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(images / f"{n:02}.png")
+    command = [sys.executable, "-c", KILLED, str(images), str(tmp_path / "out")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [(process.communicate()[1], process.returncode) for process in both] == [(b"", 0)] * 2
+    run_batch(GradCAM(model), images, tmp_path / "whole", chunk=3, batch_size=2)
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path / "out")) == ["parts", "run.json"]  # noqa: PTH208 - names
+
+
+def test_of_two_processes_that_begin_different_runs_at_once_one_is_refused(tmp_path):
+    store = _Racing(tmp_path / "out", {"made_with": {"targets": ["nodule"]}})
+    with pytest.raises(OutputError, match=r"holds another run \(targets: \['nodule'\] there, \['effusion'\] here\)"):
+        store.begin({"made_with": {"targets": ["effusion"]}})
+
+
+class _Racing(Store):
+    """A folder in which somebody else begins a run just after it was seen to be empty."""
+
+    def __init__(self, folder, said):
+        super().__init__(folder)
+        self._said, self._looked = said, 0
+
+    @property
+    def facts(self):
+        self._looked += 1
+        if self._looked == 1:
+            Store(self.folder).begin(self._said)
+            return None
+        return Store(self.folder).facts

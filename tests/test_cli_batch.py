@@ -1,11 +1,16 @@
 """`camscope batch`: what is said of a run, and how it ends."""
 
+import io
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
-from camscope.cli import app
+from camscope.cli import app, bars
+from camscope.images.photo import read_photo
 
 pytest.importorskip("pyarrow")
 
@@ -28,7 +33,7 @@ def test_a_folder_and_the_same_command_again(images):
     first = batch("images", "--method", "gradcam,layercam", "-o", "out")
     assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\n")
     again = batch("images", "--method", "gradcam,layercam", "-o", "out")
-    assert (again.exit_code, again.stdout) == (0, "maps    0 images, 3 were there: out\n")
+    assert (again.exit_code, again.stdout) == (0, "maps    3 images, 3 of 3 were done before: out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
     assert "out holds another run (methods.layercam" in other.stderr
@@ -41,6 +46,9 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     assert result.exit_code == 1
     assert result.stdout == "maps    2 images: out\n"
     assert "the file is empty" in result.stderr
+    again = batch("images", "-o", "out")
+    assert (again.exit_code, again.stdout) == (1, "maps    2 images, 3 of 3 were done before: out\n")
+    assert "the file is empty" in again.stderr
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
 
 
@@ -52,3 +60,35 @@ def test_what_is_wrong_is_said_in_a_line(images, words):
     assert result.exit_code != 0
     assert "Traceback" not in result.stderr
     assert result.stderr
+
+
+def test_overlays_and_reduced_decoding_are_asked_for(images):
+    result = batch("images", "-o", "out", "--overlays", "jpg", "--height", "64", "--reduced", "--set", "precision=bf16")
+    assert result.exit_code == 0, result.stderr
+    drawn = sorted((images.parent / "out" / "overlays").rglob("*.jpg"))
+    assert [path.name[:8] for path in drawn] == ["00000000", "00000001", "00000002"]
+    assert all(len(read_photo(path).pixels) == 64 for path in drawn)
+    assert batch("images", "-o", "other", "--overlays", "bmp").exit_code == 2
+
+
+def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monkeypatch):
+    seconds = iter([0.0, 20.0, 40.0, 60.0, 80.0])
+    monkeypatch.setattr(bars, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with bars.counting() as told:
+        for done, failures in ((0, 0), (2, 0), (4, 1), (8, 1)):
+            told(SimpleNamespace(images=done, failures=failures, before=100, total=108))
+    assert capsys.readouterr().err.splitlines() == [
+        "102 of 108 images, 0.1 images/s, 0 failed, 0:02:00 left",
+        "108 of 108 images, 0.1 images/s, 1 failed, 0:00:00 left",
+    ]
+
+
+def test_on_a_terminal_progress_is_one_bar(monkeypatch):
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100)
+    monkeypatch.setattr(bars.base, "err", lambda: console)
+    with bars.counting() as told:
+        for done in (0, 1, 3):
+            told(SimpleNamespace(images=done, failures=done // 2, before=5, total=8))
+    assert "1 failed" in stream.getvalue()
+    assert "8/8" in stream.getvalue()

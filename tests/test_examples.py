@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def test_every_example_is_run_by_a_test():
     names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py", "shortcut.py"}
+    names |= {"batch_heatmaps.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -26,6 +27,16 @@ def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
     kept = Explanation.load(tmp_path / "nodule.npz")
     assert f"raw map {kept.grid}, {kept.heat.min():.3g} to {kept.heat.max():.3g}" in printed
     assert kept.label == "nodule"
+
+
+def test_a_folder_of_heatmaps_is_there_when_it_is_asked_for_again(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    runpy.run_path(str(EXAMPLES / "batch_heatmaps.py"))["main"](tmp_path, count=8)
+    printed = capsys.readouterr().out
+    assert "9 images, 1 without a map\n  1 x this is not an image of a format that Pillow knows" in printed
+    assert "started again: 9 were there, 0 to do" in printed
+    assert "nodule (p=" in printed
+    assert len(list((tmp_path / "heatmaps" / "overlays").rglob("*.jpg"))) == 16
 
 
 def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):

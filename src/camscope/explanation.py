@@ -224,7 +224,7 @@ class Explanation:
         elif suffix == ".npz":
             data = self._npz()
         elif suffix in render.FORMATS:
-            data = render.encode(self._marked(), suffix)
+            data = render.encode(self.marked(), suffix)
         else:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json"
@@ -247,8 +247,9 @@ class Explanation:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
-    def _marked(self) -> Pixels:
-        picture = self.overlay()
+    def marked(self, height: int | None = None) -> Pixels:
+        """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
+        picture = self.overlay(height=height)
         return picture if self.flag is None else render.captioned(picture, self.caption, flag=self.flag)
 
     def _npz(self) -> bytes:

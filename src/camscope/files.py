@@ -9,23 +9,47 @@ from pathlib import Path
 from camscope.errors import OutputError
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True) -> Path:
-    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one."""
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
+    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
+
+    `sync`: wait until the disk has it, so that it outlasts a loss of power.
+    """
     path = Path(path)
-    if not overwrite and (path.exists() or path.is_symlink()):
-        raise OutputError(f"{path} exists; allow overwriting, or choose another name")
+    if not overwrite and os.path.lexists(path):
+        raise _exists(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with sibling.open("xb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        sibling.replace(path)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        if overwrite:
+            sibling.replace(path)
+        else:
+            _moved(sibling, path)
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
     return path
+
+
+def _moved(sibling: Path, path: Path) -> None:
+    """Rename, unless somebody else was quicker: of several processes that do it at once, one succeeds."""
+    try:
+        path.hardlink_to(sibling)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # a file system without hard links
+        if os.path.lexists(path):
+            raise _exists(path) from None
+        sibling.replace(path)
+    sibling.unlink(missing_ok=True)
+
+
+def _exists(path: Path) -> OutputError:
+    return OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
 def slug(text: str) -> str:

@@ -77,6 +77,12 @@ class Placement:
         """The same map's place on the input plane itself."""
         return type(self).identity(self.input_size)
 
+    def on_image_of(self, size: Sequence[int]) -> Self:
+        """The same place on the same image at another size."""
+        size = _size(size, self._n)
+        ratio = np.divide(size, self.image_size)[:, None]
+        return type(self)(self.matrix * ratio, self.input_size, size)
+
     # What preprocessing does, one step after the other. Each returns the placement after that step.
 
     def resized(self, size: Sequence[int]) -> Self:

@@ -2,7 +2,9 @@
 
 from camscope.batch.collection import Run
 from camscope.batch.local import Outcome
-from camscope.batch.manifest import Manifest, manifest_of
+from camscope.batch.manifest import Manifest
+from camscope.batch.names import Names
 from camscope.batch.run import run_batch
+from camscope.batch.sources import manifest_of
 
-__all__ = ["Manifest", "Outcome", "Run", "manifest_of", "run_batch"]
+__all__ = ["Manifest", "Names", "Outcome", "Run", "manifest_of", "run_batch"]

@@ -1,15 +1,16 @@
 """Run: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import arrow, placed
-from camscope.batch.reading import bytes_of
+from camscope.batch.manifest import Numbered, arrow, placed
+from camscope.batch.reading import bytes_of, sha256_of
+from camscope.batch.sources import LIBRARIES, manifest_of
 from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
 from camscope.explanation import Explanation, Pixels
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class Run:
     """The maps of a run: `for explanation in Run("heatmaps")`, `Run("heatmaps").table(["id", "label", "score"])`."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], dataset: Any = None) -> None:
+        self.folder, self._given = Path(folder), dataset
         facts = Store(folder).facts
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
@@ -55,15 +56,28 @@ class Run:
 
     def photo(self, row: Mapping[str, Any]) -> Pixels:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
-        root = self.facts["root"]
-        path = placed(row["path"], Path(root["folder"]), confined=root["confined"])
+        root, path = self.facts["root"], row["path"]
         try:
-            data = bytes_of(path)
+            if self._images is not None:
+                source = self._images[row["row"]]
+            else:
+                path = placed(path, Path(root["folder"]), confined=root["confined"])
+                source = bytes_of(path)
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        if hashlib.sha256(data).hexdigest() != row["sha256"]:
+        if sha256_of(source) != row["sha256"]:
             raise ImageError(f"{path}: it has changed since it was explained")
-        return read_photo(data).pixels
+        return read_photo(source).pixels
+
+    @cached_property
+    def _images(self) -> Numbered | None:
+        """Of the dataset that the run is of, if it is of one: the one given, or that of its name."""
+        named = self.facts["made_with"]["manifest"]["dataset"]
+        if named is None:
+            return None
+        if self._given is None and not named.startswith(LIBRARIES):
+            raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
+        return manifest_of(self._given or named, self.facts["root"]["folder"]).images
 
     def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
         """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
@@ -74,7 +88,7 @@ class Run:
         return Explanation(
             heat=np.array(row["heat"], np.float32).reshape(grid),
             method=row["method"],
-            target=None,
+            target=self._class(row),
             label=row["label"],
             score=row["score"],
             probability=row["probability"],
@@ -96,6 +110,13 @@ class Run:
             image=image,
             seen=None,
         )
+
+    def _class(self, row: Mapping[str, Any]) -> int | None:
+        """The index of the class that was asked for, if it was a class."""
+        known, asked = self.facts["categories"], row["target"]
+        if asked.isdecimal():
+            return int(asked)
+        return known.index(row["label"]) if row["label"] in known else None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {len(self)} rows)"

@@ -1,7 +1,9 @@
 """The local engine: chunk after chunk in this process, images read ahead by threads."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
@@ -10,10 +12,10 @@ from camscope.batch import rows
 from camscope.batch.manifest import Manifest
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.store import Store
-from camscope.batch.worker import Worker
+from camscope.batch.worker import Batch, Worker
 from camscope.errors import InputError, RunError
 
-Told = Callable[[int, int], None]  # so many images more are done, and so many of them failed
+Told = Callable[["Outcome"], None]  # called with what there is so far
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What became of the images of a run: of how many there are maps now, and why others have none."""
+    """What became of the images of a run, or of a shard: of how many there are maps, and why others have none."""
 
-    images: int = 0
+    total: int = 0  # images of this shard
     before: int = 0  # of them, found done
+    images: int = 0  # of them, worked off now
     reasons: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -56,11 +59,10 @@ class Outcome:
 
     def count(self, images: int, reasons: Iterable[str], most: int | None, told: Told | None) -> None:
         """Add what became of some images, and tell it; RunError after more failures than `most`."""
-        failed = self.failures
         self.reasons.update(reasons)
         self.images += images
         if told is not None:
-            told(images, self.failures - failed)
+            told(self)
         if most is not None and self.failures > most:
             why = "; ".join(f"{reason} ({count} x)" for reason, count in self.reasons.most_common(3))
             raise RunError(f"{self.failures} images failed, more than {most}: {why}")
@@ -68,9 +70,10 @@ class Outcome:
 
 def unfinished(plan: Plan, store: Store) -> tuple[list[int], Outcome]:
     """The chunks whose parts are not there, and what is known before any of them is begun."""
-    finished = store.finished()
-    before = sum(stop - start for start, stop in map(plan.bounds, plan.chunks) if start // plan.size in finished)
-    return [chunk for chunk in plan.chunks if chunk not in finished], Outcome(before=before)
+    there, sizes = store.finished(), {c: stop - start for c in plan.chunks for start, stop in [plan.bounds(c)]}
+    done = [chunk for chunk in sizes if chunk in there]
+    outcome = Outcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done), reasons=store.reasons(done))
+    return [chunk for chunk in sizes if chunk not in there], outcome
 
 
 def run_chunks(
@@ -84,33 +87,52 @@ def run_chunks(
 ) -> Outcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
     todo, outcome = unfinished(plan, store)
+    outcome.count(0, (), max_failures, told)
     each = (row for chunk in todo for row in manifest.rows(*plan.bounds(chunk)))
     images = loaded(manifest, each, worker.read, threads)
     try:
         for chunk in todo:
             start, stop = plan.bounds(chunk)
-            for count, reasons in written(chunk, islice(images, stop - start), worker, store):
-                outcome.count(count, reasons, max_failures, told)
+            with closing(written(chunk, islice(images, stop - start), worker, store, threads)) as steps:
+                for count, reasons in steps:
+                    outcome.count(count, reasons, max_failures, told)
     finally:
         images.close()
     return outcome
 
 
 def written(
-    chunk: int, images: Iterator[Loaded], worker: Worker, store: Store
+    chunk: int, images: Iterator[Loaded], worker: Worker, store: Store, threads: int
 ) -> Generator[tuple[int, list[str]], None, None]:
-    """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map."""
+    """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map.
+
+    Overlays are drawn meanwhile, by so many threads, and are there before the part is.
+    """
     made: list[dict[str, Any]] = []
-    for batch in batches(images, worker):
-        new = worker.rows(batch)
-        made += new
-        yield len(batch), list({row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}.values())
+    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads) as draw:
+        for batch in ahead(batches(images, worker)):
+            new = worker.rows(batch, draw)
+            made += new
+            yield (
+                len(batch.images),
+                list({row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}.values()),
+            )
     made.sort(key=lambda row: row["row"])
-    store.write(chunk, rows.table_of(made, rows.schema(worker.manifest)))
+    columns = rows.schema(worker.manifest, overlays=worker.pictures is not None)
+    store.write(chunk, rows.table_of(made, columns))
 
 
-def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Sequence[Loaded]]:
+def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Batch]:
     """Neighbours of one group, so many at a time as share a pass."""
     for _, group in groupby(images, worker.group):
         while batch := list(islice(group, worker.batch_size)):
+            yield worker.collated(batch)
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same, each made by a thread while the one before it is worked on."""
+    with ThreadPoolExecutor(1, thread_name_prefix="camscope-collating") as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
             yield batch

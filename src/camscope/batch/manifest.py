@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,18 +19,28 @@ TABLES = (".csv", ".parquet")
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
-TAKEN = (*OURS, "grid", "heat", "input_size", "image_size", "placement", "seconds", "notes")
+TAKEN = (*OURS, "grid", "heat", "input_size", "image_size", "placement", "seconds", "notes", "overlay")
+
+
+class Numbered(Protocol):
+    """The images of a dataset."""
+
+    def __getitem__(self, number: int) -> Any:
+        """A file's bytes, or an image as `explain` takes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
     """`table`: `row` (its number), `id`, `path`, `target` where there is one, and whatever else the manifest holds.
 
-    `root`: what relative paths are relative to, and what none may leave; None: wherever they lead.
+    `root`: what relative paths are relative to, and what none may leave; None: wherever they lead. `images`: of a dataset,
+    by row; `dataset`: its name, or what else it can be told from another by.
     """
 
     table: "pa.Table"
     root: Path | None
+    images: "Numbered | None" = None
+    dataset: str | None = None
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -60,19 +70,15 @@ def placed(path: str, root: Path, *, confined: bool) -> str:
     return str(where)
 
 
-def manifest_of(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:
-    """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means.
-
-    A table needs a column `path`; `id` (default: the path) and `target` are known, all others go along. Relative paths are
-    those of the manifest's own folder, or of `root`, and may not leave it; root="" lets them.
-    """
+def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:
+    """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means: see `manifest_of`."""
     if isinstance(source, str | Path) and Path(source).suffix.lower() in TABLES and not glob.has_magic(str(source)):
         table = _read(Path(source))
         usual: Path | None = Path(source).parent
     else:
         table, usual = _files(source), None
     base = usual if root is None else Path(root) if str(root) else None
-    return Manifest(_numbered(table, str(source)), base)
+    return Manifest(numbered(table, str(source)), base)
 
 
 def _read(path: Path) -> "pa.Table":
@@ -104,7 +110,7 @@ def _names(given: Sequence[str | Path]) -> Iterator[str]:
         yield from meant
 
 
-def _numbered(table: "pa.Table", source: str) -> "pa.Table":
+def numbered(table: "pa.Table", source: str) -> "pa.Table":
     """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest."""
     pa, compute = arrow(), arrow("compute")
     if "path" not in table.column_names:

@@ -21,7 +21,6 @@ from camscope.batch.cluster import connected, pool, tries_of
 from camscope.batch.local import Outcome, Plan, Told, unfinished, written
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.reading import loaded
-from camscope.batch.rows import FAILED
 from camscope.batch.store import Store
 from camscope.batch.worker import Worker
 from camscope.cards import ModelCard, attach_card, card_of
@@ -50,12 +49,12 @@ class Sent:
         """Make the part of a chunk of its rows of the manifest; one that is there is only read."""
         found = Outcome()
         if self.store.path_of(chunk).exists():  # whoever made it died before it could tell
-            found.count(table.num_rows, reasons_of(self.store.path_of(chunk)), None, None)
+            found.count(table.num_rows, self.store.reasons([chunk]).elements(), None, None)
             return found
         manifest = replace(self.worker.manifest, table=table)
         images = loaded(manifest, manifest.rows(0, table.num_rows), self.worker.read, self.threads)
         with contextlib.closing(images):
-            for count, reasons in written(chunk, images, self.worker, self.store):
+            for count, reasons in written(chunk, images, self.worker, self.store, self.threads):
                 found.count(count, reasons, None, None)
         return found
 
@@ -126,6 +125,7 @@ def run_chunks(
 ) -> Outcome:
     """Work off the chunks whose parts are not there, on a cluster; RunError after more failures than are allowed."""
     todo, outcome = unfinished(plan, store)
+    outcome.count(0, (), max_failures, told)
     if not todo:
         return outcome
     with connected(address) as ray:
@@ -208,7 +208,11 @@ def _relative(manifest: Manifest, store: Store) -> bool:
         return True
     compute, anchored = arrow("compute"), f"^{re.escape(Path.cwd().anchor)}|://"
     paths = manifest.table["path"]
-    return manifest.root is None and not compute.all(compute.match_substring_regex(paths, anchored)).as_py()
+    return (
+        manifest.root is None
+        and manifest.images is None
+        and not compute.all(compute.match_substring_regex(paths, anchored)).as_py()
+    )
 
 
 def expect_folder(folder: str | Path, what: str) -> None:
@@ -234,12 +238,6 @@ def _pickled(value: object) -> bytes:
 
     packed: bytes = ray.cloudpickle.dumps(value)
     return packed
-
-
-def reasons_of(part: Path) -> list[str]:
-    """Why images of a part that is there have no map: one reason an image."""
-    failed = arrow("parquet").read_table(part, columns=["row", "error"], filters=[("status", "==", FAILED)])
-    return list({row["row"]: row["error"] for row in failed.to_pylist()}.values())
 
 
 def _on_cuda(worker: Worker) -> bool:

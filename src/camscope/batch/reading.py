@@ -8,27 +8,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from camscope.batch.manifest import Manifest
-from camscope.errors import CamscopeError, ImageError, InputError, MissingExtraError
+from camscope.errors import CamscopeError, InputError, MissingExtraError
 from camscope.explainers.inputs import Item
+from camscope.explanation import Pixels
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A row of the manifest and its image as the model takes it, without pictures; or why there is none."""
+    """A row of the manifest and its image as the model takes it, with the picture to draw on; or why there is none."""
 
     row: Row
     sha256: str | None
     item: Item | None = None
     error: str | None = None
+    image: Pixels | None = None
+    seen: Pixels | None = None
 
 
 def loaded(
-    manifest: Manifest, rows: Iterable[Row], read: Callable[[bytes], Item], threads: int
+    manifest: Manifest, rows: Iterable[Row], read: Callable[[Any], Item], threads: int
 ) -> Generator[Loaded, None, None]:
-    """The images of some rows, in their order. `read`: a file's bytes -> the model's input; it runs in many threads."""
+    """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads."""
     waiting: deque[Future[Loaded]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="camscope-reading") as pool:
         try:
@@ -43,24 +48,37 @@ def loaded(
                 one.cancel()
 
 
-def _load(manifest: Manifest, row: Row, read: Callable[[bytes], Item]) -> Loaded:
+def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
     try:
-        data = bytes_of(manifest.place(row["path"]))
+        source = bytes_of(manifest.place(row["path"])) if manifest.images is None else manifest.images[row["row"]]
     except InputError as error:
         return Loaded(row, None, error=str(error))
     except FileNotFoundError:
         return Loaded(row, None, error="there is no such file")
-    except (OSError, ValueError) as error:
+    except CamscopeError:
+        raise
+    except Exception as error:  # a store, a network and a dataset may raise anything
         return Loaded(row, None, error=f"it cannot be read: {getattr(error, 'strerror', None) or error}")
-    digits = hashlib.sha256(data).hexdigest()
+    digits = sha256_of(source)
     try:
-        return Loaded(row, digits, replace(read(data), image=None, seen=None))
-    except ImageError as error:
+        item = read(source)
+        return Loaded(row, digits, replace(item, image=None, seen=None), image=item.image, seen=item.seen)
+    except InputError as error:  # no image, or one that the preprocessing does not take
         return Loaded(row, digits, error=str(error).removeprefix("the file: "))
     except CamscopeError:
         raise
     except Exception as error:
         return Loaded(row, digits, error=f"the preprocessing fails: {type(error).__name__}: {error}")
+
+
+def sha256_of(source: Any) -> str | None:
+    """Of a file's bytes; of what a dataset has decoded those of its pixels, row by row."""
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    if isinstance(source, Tensor):
+        source = source.cpu().numpy()
+    data = source.tobytes() if hasattr(source, "tobytes") else None  # NumPy's and Pillow's
+    return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def bytes_of(place: str) -> bytes:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 FAILED = "failed"
 
 
-def schema(manifest: Manifest) -> "pa.Schema":
-    """The columns of a part: `heat` is the raw map, row by row, of the layer's `grid`; `placement` (2 x 3), row by row."""
+def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
+    """The columns of a part: `heat` is the raw map, row by row, of the layer's `grid`; `placement` (2 x 3), row by row.
+
+    `overlays`: with the path of each in the run's folder.
+    """
     pa = arrow()
     own = {
         "row": pa.int64(),
@@ -40,6 +43,7 @@ def schema(manifest: Manifest) -> "pa.Schema":
         "placement": pa.list_(pa.float64()),
         "notes": pa.list_(pa.string()),
         "seconds": pa.float64(),
+        **({"overlay": pa.string()} if overlays else {}),
     }
     carried = {name: manifest.table.schema.field(name).type for name in manifest.carried}
     return pa.schema({**own, **carried})

@@ -5,17 +5,21 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import arrow
+from camscope.batch.rows import FAILED
 from camscope.errors import OutputError
 from camscope.files import write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+RUN, OVERLAYS = "run.json", "overlays"
 PART = re.compile(r"part-(\d{8})\.parquet")
 
 
@@ -29,7 +33,7 @@ class Store:
     @property
     def facts(self) -> dict[str, Any] | None:
         """What `run.json` holds; None before a run has begun. OutputError where it is damaged."""
-        path = self.folder / "run.json"
+        path = self.folder / RUN
         if not path.exists():
             return None
         try:
@@ -40,18 +44,21 @@ class Store:
 
     def begin(self, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
         """Make the folder that of a run; OutputError naming what differs if it is that of another."""
-        known = None if overwrite else self.facts
-        changed = {} if known is None else differences(known, facts)
+        said = json.dumps(facts, indent=1, sort_keys=True).encode()
+        if overwrite:
+            for made in (self.parts, self.folder / OVERLAYS):
+                shutil.rmtree(made, ignore_errors=True)
+            write_bytes(self.folder / RUN, said)
+        elif self.facts is None:
+            if self.parts.exists() and any(self.parts.iterdir()):
+                raise OutputError(f"{self.folder} holds parts without a {RUN}; pass overwrite, or another folder")
+            with suppress(OutputError):  # another process was quicker, and what it says counts
+                write_bytes(self.folder / RUN, said, overwrite=False)
+        changed = differences(self.facts or {}, json.loads(said))
         if changed:
-            said = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
-            raise OutputError(f"{self.folder} holds another run ({said}); pass overwrite, or another folder")
-        if known is None and self.parts.exists():
-            if not overwrite and any(self.parts.iterdir()):
-                raise OutputError(f"{self.folder} holds parts without a run.json; pass overwrite, or another folder")
-            shutil.rmtree(self.parts)
+            what = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
+            raise OutputError(f"{self.folder} holds another run ({what}); pass overwrite, or another folder")
         self.parts.mkdir(parents=True, exist_ok=True)
-        if known is None:
-            write_bytes(self.folder / "run.json", json.dumps(facts, indent=1, sort_keys=True).encode())
 
     def finished(self) -> set[int]:
         """The numbers of the chunks whose parts are there."""
@@ -59,6 +66,19 @@ class Store:
             return set()
         with os.scandir(self.parts) as entries:
             return {int(match[1]) for entry in entries if (match := PART.fullmatch(entry.name))}
+
+    def reasons(self, chunks: Iterable[int]) -> Counter[str]:
+        """Why images of parts that are there have no map, and of how many each holds."""
+        parts = [str(self.path_of(chunk)) for chunk in chunks]
+        if not parts:
+            return Counter()
+        bad = arrow("compute").field("status") == FAILED
+        try:
+            rows = arrow("dataset").dataset(parts, format="parquet").to_table(columns=["row", "error"], filter=bad)
+        except (OSError, arrow().ArrowInvalid) as error:
+            raise OutputError(f"a part cannot be read, and is made anew once it is removed: {error}") from error
+        each = rows.group_by("row").aggregate([("error", "min")])  # one an image, whatever it was asked
+        return Counter({one["values"]: one["counts"] for one in each["error_min"].value_counts().to_pylist()})
 
     def path_of(self, chunk: int) -> Path:
         """The file of a chunk's part."""

@@ -1,8 +1,10 @@
 """Bars of progress: a command's own, and those of methods of many passes. One at a time is on the terminal."""
 
 import contextlib
+import datetime
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from camscope.batch import Outcome
     from camscope.explainers import Explainer
     from camscope.explainers.method import Method
+
+EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 
 
 class Bar:
@@ -38,14 +43,38 @@ class Bar:
 
 
 @contextlib.contextmanager
+def counting() -> "Iterator[Callable[[Outcome], None]]":
+    """A bar on stderr with rate, failures and time left, told the outcome so far; without a terminal a line every 30 s."""
+    console, begun = base.err(), time.monotonic()
+    said = begun
+    with _progress(console) as drawn:
+        task = drawn.add_task("", total=None)
+
+        def told(so_far: "Outcome") -> None:
+            nonlocal said
+            now, done = time.monotonic(), so_far.before + so_far.images
+            rate = so_far.images / max(now - begun, 1e-9)
+            words = f"{rate:.1f} images/s, {so_far.failures} failed"
+            drawn.update(task, completed=done, total=so_far.total, description=words)
+            if not console.is_terminal and now - said >= EVERY and rate:
+                said, left = now, datetime.timedelta(seconds=round((so_far.total - done) / rate))
+                console.print(f"{done} of {so_far.total} images, {words}, {left} left")
+
+        yield told
+
+
+@contextlib.contextmanager
 def bar(what: str, total: int, console: "Console") -> Iterator[Bar]:
     """A bar of so many steps, beside which the methods' own bars have their place."""
+    with _methods_bars_on_stderr(), _progress(console) as made:
+        yield Bar(made, made.add_task(base.shown(what), total=total))
+
+
+def _progress(console: "Console") -> "Progress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    made = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with _methods_bars_on_stderr(), made:
-        yield Bar(made, made.add_task(base.shown(what), total=total))
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def of_method(kind: "type[Explainer]") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from camscope.explainers.inputs import Companions
 from camscope.explainers.method import Method
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
-from camscope.explainers.together import explain_each, explanation
+from camscope.explainers.together import explain_each, explanations
 from camscope.explanation import Explanation
 from camscope.targets import Difference, Question
 
@@ -130,8 +130,8 @@ class Explainer(Method):
             own = Companions(args, kwargs).of(rows, len(items))
             question = asked_of(self, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], own)
             made = run([self], torch.stack([items[i].x for i in rows]), [question], own)[0]
-            digits = digest(made.known.model)
-            results.update({i: explanation(self, n, items[i], made, 0, digits) for n, i in enumerate(rows)})
+            found = explanations(self, [items[i] for i in rows], made, 0, digest(made.known.model))
+            results.update(zip(rows, found, strict=True))
         return [results[i] for i in range(len(items))]
 
 

@@ -14,13 +14,13 @@ TOP = 5
 
 def answered(score: Score, i: int) -> dict[str, Any]:
     """Question and answer of sample i, as an Explanation has them: target, label, score, probability, top."""
-    index, values = score.class_of(i), score.values
+    index, values, chances = score.class_of(i), score.values, score.chances(i)
     return {
         "target": index,
         "label": score.label_of(i),
         "score": float(values[i]) if values is not None else float("nan"),
-        "probability": None if index is None else score.chances(i)[index],
-        "top": _top(score, i),
+        "probability": None if index is None else chances[index],
+        "top": _top(score, i, chances),
     }
 
 
@@ -29,10 +29,9 @@ def versions() -> dict[str, str]:
     return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def _top(score: Score, i: int) -> tuple[ClassScore, ...]:
+def _top(score: Score, i: int, chances: list[float | None]) -> tuple[ClassScore, ...]:
     if score.logits is None:
         return ()
     logits = score.logits[i].double().cpu()
-    chances = score.chances(i)
     best = logits.topk(min(TOP, len(logits))).indices.tolist()
     return tuple(ClassScore(k, score.name_of(k), float(logits[k]), chances[k]) for k in best)

@@ -53,17 +53,22 @@ def read_item(
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         signal = source.ndim == 2 and next(_convolutions(model), None) is None
         x = _single(source, 1 if signal else spatial_rank(model))
-        return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, _picture(x, preprocess))
+        return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, picture_of(x, preprocess))
     from camscope.images.photo import read_photo
 
     photo = read_photo(source)
+    x, placement = known(preprocess, photo.name)(photo.pixels)
+    return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess))
+
+
+def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:
+    """The preprocessing, where there is one; `name`: of the image that cannot enter the model without."""
     if preprocess is None:
         raise PreprocessError(
-            f"no preprocessing is known for {photo.name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
+            f"no preprocessing is known for {name}: pass preprocess=weights.transforms(), a camscope.Preprocess, the "
             f'preset "imagenet" or any callable PIL image -> tensor; or pass a float tensor that is the model\'s input'
         )
-    x, placement = preprocess(photo.pixels)
-    return Item(x.to(*home), placement, photo.name, photo.pixels, _picture(x, preprocess))
+    return preprocess
 
 
 def spatial_rank(model: nn.Module) -> int:
@@ -90,7 +95,7 @@ def _single(x: Tensor, rank: int) -> Tensor:
     return x
 
 
-def _picture(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
+def picture_of(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
     """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range.
 
     Of a signal its channels (C,L), each stretched by itself; of a volume or a video (D,H,W,3).

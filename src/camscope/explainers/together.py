@@ -38,7 +38,7 @@ def explain_each(
     )
     digits = digest(runs[0].known.model)
     return [
-        [explanation(tool, 0, item, made, which, digits) for which in range(len(targets))]
+        [explanations(tool, [item], made, which, digits)[0] for which in range(len(targets))]
         for tool, made in zip(tools, runs, strict=True)
     ]
 
@@ -54,32 +54,34 @@ def expect_alike(tools: Sequence[Method]) -> None:
                 raise InputError(f"{first!r} and {tool!r} have another {setting}: explain each by itself")
 
 
-def explanation(tool: Method, i: int, item: Item, made: Run, which: int, digits: str) -> Explanation:
-    """What a call found of its sample i and one of its questions."""
-    score, maps = made.scores[which], made.maps[which]
-    return Explanation(
-        heat=maps.heat[i].cpu().numpy().copy(),
-        error=None if maps.error is None else maps.error[i].cpu().numpy().copy(),
-        method=tool.title,
-        **answered(score, i),
-        layer=maps.layer,
-        layout=str(maps.layout) if maps.layout else None,
-        input_size=tuple(item.x.shape[1:]),
-        placement=item.placement,
-        status=statuses(maps)[i],
-        notes=_notes(tool, maps.notes_of(i), item, made.known),
-        name=item.name,
-        measures={name: float(values[i]) for name, values in maps.measures.items()},
-        parameters=_settings(tool, item),
-        versions=versions(),
-        model=digits,
-        image=item.image,
-        seen=item.seen,
-    )
-
-
-def _settings(tool: Method, item: Item) -> dict[str, Any]:
-    return tool.parameters if item.image is None else {**tool.parameters, "preprocess": repr(tool.preprocess)}
+def explanations(tool: Method, items: Sequence[Item], made: Run, which: int, digits: str) -> list[Explanation]:
+    """[sample]: what a call found of one of its questions. What is on a GPU is fetched once, not for each sample."""
+    score, maps = made.scores[which].on_cpu(), made.maps[which]
+    heat, error = maps.heat.cpu().numpy(), None if maps.error is None else maps.error.cpu().numpy()
+    measures = {name: values.tolist() for name, values in maps.measures.items()}
+    status, settings, under = statuses(maps), tool.parameters, versions()
+    return [
+        Explanation(
+            heat=heat[i].copy(),
+            error=None if error is None else error[i].copy(),
+            method=tool.title,
+            **answered(score, i),
+            layer=maps.layer,
+            layout=str(maps.layout) if maps.layout else None,
+            input_size=tuple(item.x.shape[1:]),
+            placement=item.placement,
+            status=status[i],
+            notes=_notes(tool, maps.notes_of(i), item, made.known),
+            name=item.name,
+            measures={name: values[i] for name, values in measures.items()},
+            parameters=settings if item.image is None else {**settings, "preprocess": repr(tool.preprocess)},
+            versions=under,
+            model=digits,
+            image=item.image,
+            seen=item.seen,
+        )
+        for i, item in enumerate(items)
+    ]
 
 
 def _notes(tool: Method, found: tuple[str, ...], item: Item, known: Survey) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class Preprocess:
             image = image.convert("L")
         place = Placement.identity(pixels.shape[:2])
         if self.resize is not None:
-            size = self._resized(place.input_size)
+            size = self.resized(place.input_size)
             image = image.resize(size[::-1], Image.Resampling[self.interpolation.upper()])
             place = place.resized(size)
         if self.crop is not None:
@@ -86,6 +86,21 @@ class Preprocess:
             image = self._cropped(image, start, size)
             place = place.cropped(start, size)
         return self._normalised(image), place
+
+    def resized(self, size: tuple[int, ...]) -> tuple[int, int]:
+        """(H,W) of an image -> what it is resized to, before the crop."""
+        height, width = size
+        if self.resize is None:
+            return height, width
+        if isinstance(self.resize, int):
+            # torchvision's way, to the letter: multiply first, then cut
+            longer = int(self.resize * max(size) / min(size))
+            return (self.resize, longer) if height <= width else (longer, self.resize)
+        tall, wide = self.resize
+        if self.fit == "stretch":
+            return tall, wide
+        ratio = (max if self.fit == "inside" else min)(height / tall, width / wide)
+        return max(1, round(height / ratio)), max(1, round(width / ratio))
 
     def background(self, tensor: Tensor) -> Pixels:
         """(C,H,W) or (1,C,H,W), the model's input -> (H,W,3) uint8: the picture that the model sees."""
@@ -135,18 +150,6 @@ class Preprocess:
         from Pillow's by rounding.
         """
         return cls(**huggingface_fields(processor))
-
-    def _resized(self, size: tuple[int, ...]) -> tuple[int, int]:
-        height, width = size
-        if isinstance(self.resize, int):
-            # torchvision's way, to the letter: multiply first, then cut
-            longer = int(self.resize * max(size) / min(size))
-            return (self.resize, longer) if height <= width else (longer, self.resize)
-        tall, wide = self.resize or (height, width)
-        if self.fit == "stretch":
-            return tall, wide
-        ratio = (max if self.fit == "inside" else min)(height / tall, width / wide)
-        return max(1, round(height / ratio)), max(1, round(width / ratio))
 
     def _margin(self, surplus: int) -> int:
         """Where the crop starts; negative where it is larger than the image."""

@@ -28,7 +28,7 @@ def colourise(values: Values, colormap: str = "inferno") -> Picture:
     """
     table, lowest = _table(colormap), lower_bound(colormap)
     position = (np.clip(checked_values(values), lowest, 1.0) - lowest) / (1.0 - lowest)
-    colours: Picture = table[np.rint(position * (len(table) - 1)).astype(np.intp)]
+    colours: Picture = table.take(np.rint(position * (len(table) - 1)).astype(np.intp), axis=0)
     return colours
 
 

@@ -1,6 +1,7 @@
 """The overlay: a map's colours over the photograph, and a look of its own for what the map does not cover."""
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError
@@ -46,8 +47,9 @@ def overlay(
     for top in range(0, len(out), BAND):
         rows = np.s_[top : top + BAND]
         opacity = alpha * _presence(numbers[rows], colormap) if alpha_by_value else np.full_like(numbers[rows], alpha)
-        mixed = _blend(image[rows], colourise(numbers[rows], colormap), opacity[..., None])
-        np.copyto(out[rows], mixed, where=True if covered is None else covered[rows, :, None])
+        if covered is not None:
+            opacity *= covered[rows]
+        out[rows] = _blend(out[rows], colourise(numbers[rows], colormap), opacity)
     return out
 
 
@@ -69,13 +71,13 @@ def not_covered(image: Picture, covered: NDArray[np.bool_]) -> Picture:
 
     _check_cover(covered, checked_picture(image))
     width = line_width(image)
-    diagonal = np.add.outer(np.arange(image.shape[0]), np.arange(image.shape[1]))
-    stripes = diagonal // width % 10 == 0
-    grey = cv2.addWeighted(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), SHADE, stripes.astype(np.uint8), HATCH, VEIL)
-    dim = np.repeat(grey[..., None].astype(np.uint8, copy=False), 3, axis=2)
+    diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
+    stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
+    grey = cv2.addWeighted(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), SHADE, np.ascontiguousarray(stripes), HATCH, VEIL)
+    dim: Picture = cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
     grown = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
-    dim[grown > 0] = PAPER
-    np.copyto(dim, image, where=covered[..., None])
+    dim[(grown > 0) & ~covered] = PAPER
+    cv2.copyTo(image, covered.astype(np.uint8), dim)
     return dim
 
 
@@ -90,7 +92,10 @@ def _presence(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]
 
 
 def _blend(image: Picture, colours: Picture, opacity: NDArray[np.float64]) -> Picture:
-    return np.rint(image + opacity * (colours.astype(np.float64) - image)).astype(np.uint8)
+    mixed = np.subtract(colours, image, dtype=np.float32)
+    mixed *= opacity.astype(np.float32)[..., None]
+    mixed += image
+    return np.rint(mixed, out=mixed).astype(np.uint8)
 
 
 def _check_cover(covered: NDArray[np.bool_], image: Picture) -> None:

@@ -190,6 +190,15 @@ class Score:
         order = torch.cat([rows for rows, _ in _turns(owners, samples)])
         return torch.cat(found)[order.argsort()]
 
+    def on_cpu(self) -> "Score":
+        """The same questions and answers, where they are read one by one without waiting for a GPU."""
+        one = copy.copy(self)
+        one.values, one.logits, one._pairs, one.classes = (
+            value if value is None else value.detach().cpu()
+            for value in (self.values, self.logits, self._pairs, self.classes)
+        )
+        return one
+
     def class_of(self, sample: int) -> int | None:
         """Class index explained in one sample; None for a difference, a callable target, or before the first call."""
         first, second = self._pair(sample)

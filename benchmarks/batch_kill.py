@@ -1,0 +1,154 @@
+"""`python -m benchmarks.batch_kill`: 2,000 images, 100 of them bad in eight ways, by a process killed at twenty random instants.
+
+Each time the same command is started again. The rows must be those of a run that nobody killed, byte for byte of the maps,
+and every bad file must have its reason.
+"""
+
+import argparse
+import csv
+import io
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow.compute as pc
+from PIL import Image
+
+from camscope.batch import Run
+
+BAD = {
+    "truncated": "it is damaged",
+    "empty": "the file is empty",
+    "text": "not an image of a format that Pillow knows",
+    "bomb": "Pillow refuses it",
+    "wrong extension": None,  # an image all the same, and read as one
+    "unreadable": "it cannot be read",
+    "vanished": "there is no such file",
+    "animated": None,  # its first frame is read
+}
+
+
+def picture(drawn: np.random.Generator, kind: str) -> bytes:
+    """A file of 64 x 64 pixels."""
+    stream = io.BytesIO()
+    Image.fromarray(drawn.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+def spoiled(path: Path, kind: str, drawn: np.random.Generator) -> None:
+    """A bad file of one of eight kinds."""
+    png = picture(drawn, "PNG")
+    if kind == "unreadable":  # a permission would not keep everybody out
+        path.symlink_to(path.name)
+    elif kind == "animated":
+        frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+        frames[0].save(path, "GIF", save_all=True, append_images=frames[1:])
+    elif kind != "vanished":
+        bomb = bytearray(png)
+        bomb[16:24] = (20_000).to_bytes(4, "big") * 2
+        bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
+        data = {"truncated": picture(drawn, "JPEG")[:-400], "empty": b"", "text": b"no picture", "bomb": bytes(bomb)}
+        path.write_bytes(data.get(kind, png))
+
+
+def made(folder: Path, images: int, share: float) -> dict[str, str]:
+    """A manifest of so many images, a share of them bad; which of them is bad in which way."""
+    drawn, kinds = np.random.default_rng(0), list(BAD)
+    step = round(1 / share)
+    bad: dict[str, str] = {}
+    (folder / "images").mkdir()
+    names = [f"images/{n:05d}.jpg" for n in range(images)]
+    for n, name in enumerate(names):
+        if n % step == step // 2:
+            bad[name] = kinds[len(bad) % len(kinds)]
+            spoiled(folder / name, bad[name], drawn)
+        else:
+            (folder / name).write_bytes(picture(drawn, "JPEG"))
+    with (folder / "list.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["path"], *([name] for name in names)])
+    return bad
+
+
+def started(folder: Path, output: str) -> "subprocess.Popen[bytes]":
+    """The command, as a user gives it."""
+    words = [
+        "batch",
+        str(folder / "list.csv"),
+        "--method",
+        "gradcam,layercam",
+        "-o",
+        str(folder / output),
+        "--chunk",
+        "16",
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "camscope", *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def killed(folder: Path, output: str, times: int, chunks: int) -> list[int]:
+    """How many parts there were at each kill, at a random instant of a random part."""
+    instants, parts, seen = random.Random(0), folder / output / "parts", []
+    for turn in range(times):
+        process, goal = (
+            started(folder, output),
+            len(list(parts.glob("part-*"))) + instants.randint(0, 2 * chunks // (times + 4)),
+        )
+        if turn:
+            while process.poll() is None and len(list(parts.glob("part-*"))) < goal:
+                time.sleep(0.002)
+        else:
+            time.sleep(2)  # before anything is there
+        time.sleep(instants.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        seen.append(len(list(parts.glob("part-*"))) if parts.exists() else 0)
+    return seen
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, kill, compare, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_kill", description=__doc__)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--times", type=int, default=20)
+    options = parser.parse_args(arguments)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        bad = made(folder, options.images, 0.05)
+        whole, chunks = started(folder, "whole"), -(-options.images // 16)
+        print(f"uninterrupted: exit code {whole.wait()}")
+        seen = killed(folder, "killed", options.times, chunks)
+        print(f"killed at {seen} of {chunks} parts")
+        last = started(folder, "killed")
+        print(f"the last start: exit code {last.wait()}")
+        compare(folder, bad)
+
+
+def compare(folder: Path, bad: dict[str, str]) -> None:
+    """Two runs row for row, and the reasons of what is bad."""
+    one, other = (Run(folder / name).table().drop_columns(["seconds"]) for name in ("whole", "killed"))
+    print(f"{one.num_rows} rows, {other.num_rows} rows: {'equal' if one.equals(other) else 'DIFFERENT'}")
+    left = list((folder / "killed" / "parts").glob(".*"))
+    print(f"{len(left)} half-written files were left, and none is read")
+    failed = one.filter(pc.equal(one["method"], "gradcam")).select(["path", "error"]).to_pylist()
+    reasons = Counter((bad.get(row["path"], "good"), (row["error"] or "a map").partition(":")[0]) for row in failed)
+    for (kind, reason), count in sorted(reasons.items()):
+        print(f"{count:5d} x {kind}: {reason}")
+    for row in failed:
+        expected = BAD.get(bad.get(row["path"], ""))
+        if (row["error"] is None) != (expected is None) or (expected and expected not in row["error"]):
+            print(f"NOT AS EXPECTED: {row}")
+    shutil.rmtree(folder / "whole")
+
+
+if __name__ == "__main__":
+    main()
