@@ -20,6 +20,7 @@ HEAVY = [
     "cv2",
     "pyarrow",
     "duckdb",
+    "jinja2",
     "fsspec",
     "torchvision",
     "PIL",

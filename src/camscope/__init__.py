@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from camscope.version import __version__
 
 if TYPE_CHECKING:
+    from camscope.batch import Run, run_batch
     from camscope.explainers import (
         CAM,
         DRISE,
@@ -183,6 +184,7 @@ __all__ = [
     "RefineCAM",
     "Region",
     "Rollout",
+    "Run",
     "Saliency",
     "ScoreCAM",
     "SegmentAblation",
@@ -210,6 +212,7 @@ __all__ = [
     "inspect",
     "load_model",
     "record",
+    "run_batch",
 ]
 
 _NAMES = {
@@ -224,6 +227,7 @@ _NAMES = {
         "SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness "
         "fuse"
     ),
+    "camscope.batch": "Run run_batch",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

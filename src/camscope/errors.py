@@ -11,6 +11,7 @@ CamscopeError
 ├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
 ├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
 ├── OutputError       (OSError)             a file that cannot be written: in the way, or of no known kind
+├── UndefinedError    (ArithmeticError)     a metric that has no value for a map, with the reason
 ├── RunError          (RuntimeError)        a run that ended before its end: too many failures
 └── MissingExtraError (ImportError)         an optional package that this needs
 
@@ -62,6 +63,10 @@ class WeightsError(CamscopeError, ValueError):
 
 class OutputError(CamscopeError, OSError):
     """A file that cannot be written: another is in the way, or its suffix is of no known kind."""
+
+
+class UndefinedError(CamscopeError, ArithmeticError):
+    """A metric that has no value for a map, such as the share of a sum of zero; the message says why."""
 
 
 class RunError(CamscopeError, RuntimeError):

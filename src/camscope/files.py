@@ -1,15 +1,26 @@
 """Files written whole or not at all, under names that are plain."""
 
+import contextlib
 import os
 import re
 import secrets
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from camscope.errors import OutputError
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
+    """Write a file that is there at once; see `writing`."""
+    with writing(path, overwrite=overwrite, sync=sync) as file:
+        file.write(data)
+    return Path(path)
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True) -> Iterator[BinaryIO]:
     """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
 
     `sync`: wait until the disk has it, so that it outlasts a loss of power.
@@ -21,7 +32,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with sibling.open("xb") as file:
-            file.write(data)
+            yield file
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -32,7 +43,6 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
-    return path
 
 
 def _moved(sibling: Path, path: Path) -> None:

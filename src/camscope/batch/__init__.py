@@ -1,10 +1,12 @@
 """A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch`."""
 
-from camscope.batch.collection import Run
+from camscope.batch.album import Run
+from camscope.batch.export import Exported
 from camscope.batch.local import Outcome
 from camscope.batch.manifest import Manifest
 from camscope.batch.names import Names
+from camscope.batch.query import Query
 from camscope.batch.run import run_batch
 from camscope.batch.sources import manifest_of
 
-__all__ = ["Manifest", "Names", "Outcome", "Run", "manifest_of", "run_batch"]
+__all__ = ["Exported", "Manifest", "Names", "Outcome", "Query", "Run", "manifest_of", "run_batch"]

@@ -1,7 +1,9 @@
-"""Run: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
+"""Collection: a finished run, or what is there of one, as an Arrow table or explanation by explanation."""
 
+import html
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope.batch.manifest import Numbered, arrow, placed
+from camscope.batch.query import Pieces, Query, as_dicts
 from camscope.batch.reading import bytes_of, sha256_of
+from camscope.batch.rows import FAILED
 from camscope.batch.sources import LIBRARIES, manifest_of
 from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
@@ -22,11 +26,11 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 
-class Run:
-    """The maps of a run: `for explanation in Run("heatmaps")`, `Run("heatmaps").table(["id", "label", "score"])`."""
+class Collection:
+    """The rows of a run, their maps and their images."""
 
     def __init__(self, folder: str | os.PathLike[str], dataset: Any = None) -> None:
-        self.folder, self._given = Path(folder), dataset
+        self.folder, self._given, self._opening = Path(folder), dataset, threading.Lock()
         facts = Store(folder).facts
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
@@ -47,10 +51,28 @@ class Run:
         """All rows, or some of their columns."""
         return self.dataset.to_table(columns=columns)
 
+    def query(
+        self,
+        where: str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> "pa.Table":
+        """The rows for which a condition holds: `run.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
+
+        `where`, `sort`: DuckDB's SQL over the columns of the run. Failed rows are rows too: `status = 'failed'`. Of the parts
+        only the columns that these name are read, and then of the chosen rows what is asked for, maps too.
+        """
+        rows = self.dataset
+        if unknown := [name for name in columns or () if name not in rows.schema.names]:
+            raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
+        return Pieces(rows).take(Query(where, sort, limit).places(rows), columns)
+
     def __iter__(self) -> Iterator[Explanation]:
         """The maps; rows of images that failed have none."""
-        for batch in self.dataset.to_batches(batch_size=256):
-            for row in batch.to_pylist():
+        rows = self.dataset
+        for piece in Pieces(rows).in_turn(Query().places(rows)):
+            for row in as_dicts(piece):
                 if row["heat"] is not None:
                     yield self.explanation(row)
 
@@ -58,11 +80,15 @@ class Run:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
         root, path = self.facts["root"], row["path"]
         try:
-            if self._images is not None:
-                source = self._images[row["row"]]
+            with self._opening:
+                images = self._images
+            if images is not None:
+                source = images[row["row"]]
             else:
                 path = placed(path, Path(root["folder"]), confined=root["confined"])
                 source = bytes_of(path)
+        except FileNotFoundError as error:
+            raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
         if sha256_of(source) != row["sha256"]:
@@ -114,9 +140,39 @@ class Run:
     def _class(self, row: Mapping[str, Any]) -> int | None:
         """The index of the class that was asked for, if it was a class."""
         known, asked = self.facts["categories"], row["target"]
-        if asked.isdecimal():
+        if asked is not None and asked.isdecimal():
             return int(asked)
         return known.index(row["label"]) if row["label"] in known else None
 
+    @property
+    def failures(self) -> int:
+        """Rows without a map."""
+        return int(self.dataset.count_rows(filter=arrow("dataset").field("status") == FAILED))
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What the run is, in a few words each."""
+        made, done = self.facts["made_with"], Store(self.folder).finished()
+        planned, chunk = made["manifest"]["rows"], made["chunk"]
+        there = sum(min(chunk, planned - one * chunk) for one in done)
+        without = self.failures if done else 0
+        return {
+            "model": f"{made['model']['source']} ({made['model']['digest'][:12]})",
+            "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in made["methods"]})),
+            "targets": ", ".join("the top class" if one is None else one for one in made["targets"]),
+            "images": f"{there:,}" if there == planned else f"{there:,} of {planned:,} so far",
+            "rows": f"{len(self) if done else 0:,}" + (f" ({without:,} without a map)" if without else ""),
+        }
+
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {len(self)} rows)"
+        said = self.summary
+        return (
+            f"<Run {self.folder}: images {said['images']}, rows {said['rows']}, {said['methods']} of {said['model']}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in {"run": str(self.folder), **self.summary}.items()
+        )
+        return f"<table>{rows}</table>"

@@ -27,9 +27,9 @@ class Bar:
     def __init__(self, bar: "Progress", task: "TaskID") -> None:
         self._bar, self._task, self._begun = bar, task, 0
 
-    def advance(self) -> None:
-        """One step is done."""
-        self._bar.advance(self._task)
+    def advance(self, steps: int = 1) -> None:
+        """So many steps are done."""
+        self._bar.advance(self._task, steps)
 
     def begin(self, what: str) -> None:
         """The next step has this name, and those before it are done."""

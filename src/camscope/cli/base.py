@@ -75,6 +75,14 @@ AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opaci
 SharedScaleOption = Annotated[
     bool, typer.Option("--shared-scale", help="One scale for all classes of a method, so that they can be compared.")
 ]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder that camscope batch wrote.")]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help="A condition: \"label = 'nodule' and probability < 0.6\". Default: every row."),
+]
+SortOption = Annotated[
+    str | None, typer.Option(metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.')
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 
 

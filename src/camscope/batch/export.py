@@ -1,0 +1,158 @@
+"""Export: rows of a run as files of other programs: pictures, arrays, a table, or COCO's boxes and outlines."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from camscope import render
+from camscope.batch.coco import Coco, annotations, coco
+from camscope.batch.collection import Collection
+from camscope.batch.names import Names
+from camscope.batch.query import Query, by_image
+from camscope.batch.sight import original, why
+from camscope.batch.spreadsheet import write_csv
+from camscope.batch.threads import in_order
+from camscope.errors import InputError, OutputError
+from camscope.explanation import Explanation
+from camscope.files import write_bytes
+
+PICTURES, MAPS, TABLES = ("png", "jpg", "webp"), ("npz", "json"), {"csv": "rows.csv", "coco": "coco.json"}
+FORMATS = (*PICTURES, *MAPS, *TABLES)
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Exported:
+    """What became of the rows: how many were meant, how many files there are of them, and why others have none."""
+
+    rows: int = 0
+    files: int = 0
+    without: int = 0  # rows that have no map
+    apostrophes: int = 0  # cells of a table that begin with one, so that they are no formula
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)  # of each reason, a row's id
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row, how many files were written of it, what COCO says of it and of which class, and what went wrong."""
+
+    row: Row
+    files: int = 0
+    found: Sequence[Mapping[str, Any]] | None = None
+    target: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Export:
+    """Where the files go: `formats` of `FORMATS`, into a folder, or one table of a run to exactly `file`."""
+
+    run: Collection
+    folder: Path
+    formats: Sequence[str]
+    threshold: float = 0.5
+    overwrite: bool = False
+    file: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [one for one in self.formats if one not in FORMATS]
+        if unknown or not self.formats:
+            raise InputError(f"formats {', '.join(unknown) or 'none'}; expected some of {', '.join(FORMATS)}")
+        if not 0 < self.threshold <= 1:
+            raise InputError(f"threshold={self.threshold}; expected a part of the maximum, above 0 and up to 1")
+
+    def place(self, kind: str) -> Path:
+        """The file of a table."""
+        return self.file or self.folder / TABLES[kind]
+
+    def write(self, query: Query, threads: int, told: Callable[[int], None]) -> Exported:
+        """Write the files of the rows that a query means; a row that fails is told of in the end, the others go on."""
+        for kind in set(self.formats) & set(TABLES):
+            if not self.overwrite and os.path.lexists(self.place(kind)):
+                raise OutputError(f"{self.place(kind)} exists; allow overwriting, or choose another name")
+        done = Exported()
+        if "csv" in self.formats:
+            done.rows, done.apostrophes = write_csv(self.run, self.place("csv"), query, overwrite=self.overwrite)
+            done.files += 1
+        if set(self.formats) != {"csv"}:
+            self._write_maps(query, threads, told, done)
+        return done
+
+    def _write_maps(self, query: Query, threads: int, told: Callable[[int], None], done: Exported) -> None:
+        rows = self.run.dataset
+        places = np.sort(query.places(rows))
+        done.rows = len(places)
+        with ExitStack() as stack:
+            table = stack.enter_context(self._coco(query)) if "coco" in self.formats else None
+            for image in in_order(self._image, by_image(rows, places), threads):
+                self._note(image, table, done)
+                told(len(image))
+        done.files += table is not None
+
+    def _note(self, image: Sequence[_Row], table: Coco | None, done: Exported) -> None:
+        known = False
+        for one in image:
+            done.files += one.files
+            done.without += one.row["heat"] is None
+            if one.error is not None:
+                done.reasons[one.error] += 1
+                done.examples.setdefault(one.error, one.row["id"])
+            if table is not None and one.found is not None:
+                if not known:
+                    table.image(one.row, one.row["image_size"])
+                known = True
+                table.map(one.row, one.target, one.found)
+
+    def _image(self, rows: Sequence[Row]) -> list[_Row]:
+        """The files of an image's rows: it is read once, and where only maps are wanted not at all."""
+        photo = error = None
+        if set(self.formats) & set(PICTURES) and any(row["heat"] is not None for row in rows):
+            photo, error = original(self.run, rows[0])
+        names, taken, made = Names.of(self.run.facts["made_with"]), set[str](), []
+        for row in rows:
+            stem = names.stem(row)
+            if row["heat"] is None or stem in taken:  # asked twice for one class, there are two rows of one map
+                made.append(_Row(row))
+            else:
+                made.append(self._row(row, stem, self.run.explanation(row, photo), error))
+            taken.add(stem)
+        return made
+
+    def _row(self, row: Row, stem: str, one: Explanation, unseen: str | None) -> _Row:
+        """`unseen`: why there is no original, without which there are no pictures."""
+        files = 0
+        try:
+            for kind in self.formats:
+                if kind in MAPS or (kind in PICTURES and unseen is None):
+                    self._file(stem, kind, one if kind in PICTURES else replace(one, image=None))
+                    files += 1
+            found = annotations(one, self.threshold) if "coco" in self.formats else None
+            return _Row(row, files, found, one.target, unseen)
+        except Exception as error:  # a disk and a decoder may raise anything; the other rows go on
+            return _Row(row, files, error=why(error, stem))
+
+    def _file(self, stem: str, kind: str, one: Explanation) -> None:
+        path = self.folder / f"{stem}.{kind}"
+        if not self.overwrite and os.path.lexists(path):
+            raise OutputError("its file exists; allow overwriting (--overwrite), or choose another folder")
+        if kind in MAPS:
+            one.save(path, overwrite=self.overwrite)
+        else:  # not waiting for the disk, file by file: a picture can be drawn again
+            write_bytes(path, render.encode(one.marked(), path.suffix), overwrite=self.overwrite, sync=False)
+
+    def _coco(self, query: Query) -> Any:
+        facts, made = self.run.facts, self.run.facts["made_with"]
+        info = {
+            "version": f"camscope {facts['versions']['camscope']}",
+            "model": made["model"],
+            "threshold": self.threshold,
+            "query": query.words,
+        }
+        return coco(self.place("coco"), facts["categories"], info, overwrite=self.overwrite)

@@ -1,0 +1,161 @@
+"""Query: which rows of a run are meant, in SQL's words, which can read nothing but the run."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.batch.manifest import arrow
+from camscope.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+Places = NDArray[np.int64]
+AT = '"camscope: place"'  # where a row stands in the run, under a name that no manifest gives a column
+LOCKS = (
+    "SET python_enable_replacements = false",  # a name is a column, never a variable of the caller's
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+PIECE = 4096  # rows of a stream that are Python's at a time
+
+
+@dataclass(frozen=True)
+class Query:
+    """`where`: a condition, as `label = 'nodule' and probability < 0.6`; `sort`: as `probability desc, id`; `limit`: how many.
+
+    Both are DuckDB's SQL over the run's columns. Rows that `sort` leaves equal stay in the run's order.
+    """
+
+    where: str | None = None
+    sort: str | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"limit={self.limit}; expected 1 row or more")
+        for name, given in (("where", self.where), ("sort", self.sort)):
+            if given is not None and not given.strip():
+                raise InputError(f"{name} is empty; expected SQL, as label = 'nodule', or nothing at all")
+
+    @property
+    def words(self) -> str:
+        """The query in a line."""
+        parts = {"where": self.where, "sorted by": self.sort, "the first": self.limit}
+        return ", ".join(f"{name} {given}" for name, given in parts.items() if given is not None)
+
+    def matching(self, rows: "ds.Dataset") -> int:
+        """How many rows `where` holds for, whatever the limit is."""
+        if self.where is None:
+            return int(rows.count_rows())
+        with self._asked(rows, "count(*) AS matching", all_of_them=True) as found:
+            return int(found.fetchone()[0])
+
+    def places(self, rows: "ds.Dataset") -> Places:
+        """The rows' numbers in the run, in the order of `sort`. Only columns that the query names are read."""
+        if self.where is None and self.sort is None:
+            count = int(rows.count_rows())
+            return np.arange(count if self.limit is None else min(count, self.limit))
+        with self._asked(rows, AT) as found:
+            return np.asarray(found.fetchnumpy()[AT.strip('"')], np.int64)
+
+    def stream(self, rows: "ds.Dataset", columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """The rows one by one. `columns`: what to read, each a column or an expression of SQL."""
+        with self._asked(rows, ", ".join(columns)) as found:
+            while some := found.fetchmany(PIECE):
+                yield from some
+
+    @contextlib.contextmanager
+    def _asked(self, rows: "ds.Dataset", columns: str, *, all_of_them: bool = False) -> Iterator[Any]:
+        """DuckDB's answer, while it is open."""
+        duckdb = _duckdb()
+        with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
+            connection.register("run", rows)
+            for lock in LOCKS:
+                connection.execute(lock)
+            try:
+                self._check(connection)
+                yield connection.execute(self._sql(columns, all_of_them))
+            except duckdb.Error as error:
+                raise InputError(self._refused(error, rows)) from error
+
+    def _sql(self, columns: str, all_of_them: bool) -> str:
+        made = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {AT}, * FROM run) AS run"  # noqa: S608 - checked
+        made += "" if self.where is None else f" WHERE (\n{self.where}\n)"
+        if not all_of_them:
+            made += " ORDER BY " + ("" if self.sort is None else f"{self.sort}\n, ") + AT
+            made += "" if self.limit is None else f" LIMIT {self.limit}"
+        return made
+
+    def _check(self, connection: Any) -> None:
+        """What is given is one condition, alone and in brackets, so that it ends neither; and a list to sort by."""
+        forms = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
+        if self.sort is not None:  # what could follow an order, as a limit, fails where another column follows
+            forms.append(f"SELECT 1 ORDER BY {self.sort}")
+        for form in forms:
+            if len(connection.extract_statements(form)) != 1:
+                raise InputError(f"the query ({self.words}) holds several statements; expected one condition")
+
+    def _refused(self, error: Exception, rows: "ds.Dataset") -> str:
+        said = str(error).partition("\n")[0].partition(": ")[2] or str(error)
+        return f"the query ({self.words}): {said.rstrip('.!')}; the columns are {', '.join(rows.schema.names)}"
+
+
+class Pieces:
+    """The rows of a run by their numbers: of the parts, and of these the groups, only those that hold any are read."""
+
+    def __init__(self, rows: "ds.Dataset") -> None:
+        self._schema = rows.schema
+        self._pieces = [piece for part in rows.get_fragments() for piece in part.split_by_row_group()]
+        sizes = [sum(group.num_rows for group in piece.row_groups) for piece in self._pieces]
+        self._starts = np.cumsum([0, *sizes])
+
+    def take(self, places: Places, columns: Sequence[str] | None = None) -> "pa.Table":
+        """Rows in the order of their numbers in `places`."""
+        order = np.argsort(places, kind="stable")
+        found = list(self.in_turn(places[order], columns))
+        table = arrow().concat_tables(found) if found else self._schema.empty_table()
+        if columns is not None:
+            table = table.select(list(columns))
+        return table.take(np.argsort(order, kind="stable"))
+
+    def in_turn(self, places: Places, columns: Sequence[str] | None = None) -> "Iterator[pa.Table]":
+        """Rows with rising numbers, a table for each piece of the run."""
+        which = np.searchsorted(self._starts, places, side="right") - 1
+        for own in np.split(places, np.flatnonzero(np.diff(which)) + 1):
+            if len(own):
+                number = int(np.searchsorted(self._starts, own[0], side="right")) - 1
+                names = None if columns is None else list(columns)
+                table = self._pieces[number].to_table(schema=self._schema, columns=names)
+                yield table.take(own - self._starts[number])
+
+
+def by_image(rows: "ds.Dataset", places: Places) -> Iterator[list[dict[str, Any]]]:
+    """The rows with rising numbers, those of one image together."""
+    for table in Pieces(rows).in_turn(places):
+        for _, own in groupby(as_dicts(table), lambda row: row["row"]):
+            yield list(own)
+
+
+def as_dicts(table: "pa.Table") -> list[dict[str, Any]]:
+    """A table's rows; the maps stay arrays, for as Python's numbers they would be ten times as large."""
+    heats = [one.values for one in table["heat"]]
+    plain = table.drop_columns(["heat"]).to_pylist()
+    return [
+        {**row, "heat": None if heat is None else heat.to_numpy(zero_copy_only=False)}
+        for row, heat in zip(plain, heats, strict=True)
+    ]
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise MissingExtraError("duckdb", "batch") from error
+    return duckdb

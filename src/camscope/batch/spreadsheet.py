@@ -1,0 +1,71 @@
+"""Spreadsheet: the rows of a run as CSV, for people; programs read the parts."""
+
+import csv
+import io
+import json
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from camscope.batch.collection import Collection
+from camscope.batch.query import Query
+from camscope.files import writing
+
+LEFT_OUT = ("grid", "heat", "input_size", "image_size", "placement")
+HOTTEST = "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
+FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+
+
+def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:
+    """Write the rows, and where on the image each map is hottest; how many rows, and how many cells a `'` was put before.
+
+    A text that a spreadsheet would take for a formula begins with `'`, so that it stays a text. Rows come in the order of
+    the query; of all of them only a few are in memory.
+    """
+    names = [name for name in run.dataset.schema.names if name not in LEFT_OUT]
+    own = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
+    rows = query.stream(run.dataset, [*own, HOTTEST, "grid", "input_size", "placement"])
+    written, cells = 0, Cells()
+    with writing(path, overwrite=overwrite) as file:
+        text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # by its first bytes Excel knows that it is UTF-8
+        table = csv.writer(text)
+        table.writerow([*map(cells.text, names), "peak_row", "peak_column"])
+        for row in rows:
+            table.writerow([*map(cells.text, row[: len(names)]), *_peak(*row[len(names) :])])
+            written += 1
+        text.detach()
+    return written, cells.changed
+
+
+class Cells:
+    """Values as cells of a CSV file, counting those that had to be changed."""
+
+    def __init__(self) -> None:
+        self.changed = 0
+
+    def text(self, value: Any) -> Any:
+        """Numbers as they are, lists as JSON, and no text a formula."""
+        if isinstance(value, Mapping | list | tuple):
+            value = json.dumps(value, default=str, ensure_ascii=False) if value else ""
+        if isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value):
+            self.changed += 1
+            return f"'{value}"
+        return value
+
+
+def _peak(
+    cell: int | None,
+    grid: Sequence[int] | None,
+    input_size: Sequence[int] | None,
+    placement: Sequence[float] | None,
+) -> tuple[float | None, float | None]:
+    """The middle of the hottest cell, on the original's pixels; nothing where a map is nowhere positive, or its place unknown."""
+    if cell is None or placement is None or grid is None or input_size is None or len(grid) != 2:
+        return None, None
+    down, across = divmod(cell, grid[1])
+    point = ((down + 0.5) * input_size[0] / grid[0], (across + 0.5) * input_size[1] / grid[1], 1.0)
+    row, column = (sum(map(operator.mul, placement[start : start + 3], point)) for start in (0, 3))
+    return round(row, 1), round(column, 1)

@@ -1,0 +1,86 @@
+"""METRICS: every instrument by name, with what a reader must know of its number: formula, source, range, direction."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from camscope.errors import GeometryError, InputError, UndefinedError
+
+Floats = npt.NDArray[np.floating[Any]]
+Mask = npt.NDArray[np.bool_]
+Needs = Literal["map", "mask", "model"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+METRICS: dict[str, "Metric"] = {}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """An instrument: `function`, a pure one, and its facts.
+
+    `needs`: "map" (the map alone), "mask" (the map, and where the evidence is), "model" (the map, the image and the model).
+    `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
+    map that knows nothing gets, in words; "" where there is no such number.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    needs: Needs
+    formula: str
+    paper: str
+    low: float | None
+    high: float | None
+    higher_is_better: bool | None
+    chance: str = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The number; UndefinedError where there is none."""
+        return self.function(*args, **kwargs)
+
+
+def metric(
+    name: str,
+    *,
+    needs: Needs,
+    formula: str,
+    paper: str,
+    low: float | None = 0.0,
+    high: float | None = 1.0,
+    higher_is_better: bool | None = True,
+    chance: str = "",
+) -> Callable[[Function], Function]:
+    """Put a function into METRICS."""
+
+    def registered(function: Function) -> Function:
+        made = Metric(name, function, needs, formula, paper, low, high, higher_is_better, chance)
+        if METRICS.setdefault(name, made) is not made:
+            raise ValueError(f"a metric named {name!r} is registered already")
+        return function
+
+    return registered
+
+
+def evidence(heat: npt.ArrayLike) -> Floats:
+    """(*S): what speaks for the target: the map's positive part in float64. UndefinedError for NaN and infinity."""
+    values = np.asarray(heat, np.float64)
+    if not np.isfinite(values).all():
+        raise UndefinedError("the map holds NaN or infinity")
+    return values.clip(min=0)
+
+
+def expect_mask(heat: Floats, mask: npt.ArrayLike) -> Mask:
+    """(*S): a mask of the map's size that is neither empty nor everything; UndefinedError for one that is."""
+    known = np.asarray(mask)
+    if known.dtype != np.bool_:
+        raise InputError(f"the mask is {known.dtype}; expected bool: True where the evidence is")
+    if known.shape != heat.shape:
+        raise GeometryError(
+            f"the mask is {known.shape} and the map {heat.shape}; bring the map to the image's size first"
+        )
+    if not known.any():
+        raise UndefinedError("the mask is empty")
+    if known.all():
+        raise UndefinedError("the mask is the whole image: every map would be right")
+    return known

@@ -1,0 +1,111 @@
+"""From values of images to a statement: means with 95 % intervals, paired differences, corrected for how many there are."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from camscope.errors import InputError, UndefinedError
+from camscope.metrics.base import Floats
+
+REPLICATES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its bootstrap interval: of `n` values in `groups` groups, beside `undefined` rows without one.
+
+    `low`, `high`: NaN where fewer than two groups leave nothing to draw. `p`: of a difference, two-sided; None of a mean.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    groups: int
+    undefined: int = 0
+    p: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def estimated(
+    values: npt.ArrayLike,
+    groups: Sequence[Hashable] | None = None,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Estimate:
+    """(N,) -> mean and percentile bootstrap interval; NaN are undefined rows, and left out.
+
+    `groups` (N,): patients or scenes, drawn whole: images of one are no independent witnesses. Without them each image is
+    a group of its own. Efron and Tibshirani 1993, chapter 13. UndefinedError where no row has a value.
+    """
+    known, sums, counts = _by_group(values, groups)
+    drawn = _means(sums, counts, replicates, seed)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]) if len(sums) > 1 else (np.nan, np.nan)
+    undefined = len(np.asarray(values)) - int(counts.sum())
+    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), len(known), undefined)
+
+
+def difference(
+    one: npt.ArrayLike,
+    other: npt.ArrayLike,
+    groups: Sequence[Hashable] | None = None,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> Estimate:
+    """(N,), (N,) of the same images -> the mean of one - other, over images where both have a value.
+
+    `p`: twice the smaller share of replicates on one side of zero, at least 2 / (replicates + 1).
+    """
+    gaps = np.asarray(one, np.float64) - np.asarray(other, np.float64)
+    made = estimated(gaps, groups, replicates=replicates, seed=seed)
+    _, sums, counts = _by_group(gaps, groups)
+    drawn = _means(sums, counts, replicates, seed)
+    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
+    p = min(1.0, 2 * (int(beyond) + 1) / (replicates + 1)) if len(sums) > 1 else 1.0
+    return Estimate(made.mean, made.low, made.high, made.n, made.groups, made.undefined, p)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the given order: the k-th smallest of m times m - k, and none below the one before. Holm 1979."""
+    order, adjusted, so_far = sorted(range(len(ps)), key=lambda i: ps[i]), [0.0] * len(ps), 0.0
+    for rank, i in enumerate(order):
+        so_far = max(so_far, min(1.0, ps[i] * (len(ps) - rank)))
+        adjusted[i] = so_far
+    return adjusted
+
+
+def _by_group(
+    values: npt.ArrayLike, groups: Sequence[Hashable] | None
+) -> tuple[list[Hashable], Floats, npt.NDArray[np.int64]]:
+    """The groups with a value, and of each its sum and its count of values."""
+    given = np.asarray(values, np.float64)
+    if given.ndim != 1 or (groups is not None and len(groups) != len(given)):
+        raise InputError(
+            f"values {given.shape} and {'no' if groups is None else len(groups)} groups; expected (N,) of both"
+        )
+    there = np.flatnonzero(~np.isnan(given))
+    if not len(there):
+        raise UndefinedError("no row has a value")
+    names: list[Hashable] = [int(i) if groups is None else groups[int(i)] for i in there]
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    places = np.array([numbers[name] for name in names])
+    sums = np.asarray(np.bincount(places, weights=given[there], minlength=len(numbers)), np.float64)
+    return list(numbers), sums, np.asarray(np.bincount(places, minlength=len(numbers)), np.int64)
+
+
+def _means(sums: Floats, counts: npt.NDArray[np.int64], replicates: int, seed: int) -> Floats:
+    """(replicates,): means of as many groups as there are, drawn with replacement."""
+    random = np.random.default_rng(seed)
+    means = np.empty(replicates)
+    step = max(1, 4_000_000 // len(sums))  # draws held at a time
+    for first in range(0, replicates, step):
+        drawn = random.integers(0, len(sums), (min(step, replicates - first), len(sums)))
+        means[first : first + len(drawn)] = sums[drawn].sum(1) / counts[drawn].sum(1)
+    return means
