@@ -26,7 +26,7 @@ pa = pytest.importorskip("pyarrow")
 ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
 pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
 
-from camscope.batch import Run, cluster, local, manifest_of, on_ray, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import Run, actor, cluster, local, manifest_of, on_ray, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.store import Store  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
@@ -297,7 +297,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
 def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, model, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "TRIES", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
-    with pytest.raises(RunError, match=r"images 4 to 5 of .*: their worker died 1 times"):
+    with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 times"):
         run_batch(tool, folder, tmp_path / "out", chunk=2, engine="ray", workers=1)
     assert len(list(tmp_path.glob("DiesOfThePortrait-*"))) == 1
 
@@ -353,14 +353,14 @@ def test_what_every_image_would_fail_of_is_the_error_of_the_local_engine(folder,
 
 
 def test_errors_of_all_kinds_arrive_as_they_were():
-    missing = pickle.loads(on_ray._packed(MissingExtraError("fsspec", "batch")))
+    missing = pickle.loads(actor.packed(MissingExtraError("fsspec", "batch")))
     assert (type(missing), str(missing)) == (MissingExtraError, str(MissingExtraError("fsspec", "batch")))
 
     class OddError(Exception):
         def __init__(self, one, two):
             super().__init__(f"{one} and {two}")
 
-    odd = pickle.loads(on_ray._packed(OddError(1, 2)))
+    odd = pickle.loads(actor.packed(OddError(1, 2)))
     assert (type(odd), str(odd)) == (RunError, "OddError: 1 and 2")
 
 
@@ -390,7 +390,7 @@ def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
     with pytest.raises(
         RunError, match=r"sees no folder .*/parts, where the parts go: it must be one that all nodes see"
     ):
-        on_ray.expect_folder(tmp_path / "parts", "where the parts go")
+        actor.expect_folder(tmp_path / "parts", "where the parts go")
 
 
 @pytest.mark.parametrize(
