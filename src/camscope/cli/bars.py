@@ -31,6 +31,10 @@ class Bar:
         """So many steps are done."""
         self._bar.advance(self._task, steps)
 
+    def at(self, done: int, total: int) -> None:
+        """So many steps are done, of how many."""
+        self._bar.update(self._task, completed=done, total=total)
+
     def begin(self, what: str) -> None:
         """The next step has this name, and those before it are done."""
         self._bar.update(self._task, description=base.shown(what), completed=self._begun)
