@@ -209,3 +209,22 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
     assert "this is no run" in other.stderr
+
+
+def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["benchmark", "phantom", "--method", "gradcam,saliency", "--count", "6", "-o", "out"]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    assert "gradcam · layer4" in first.stdout
+    assert "edges (control)" in first.stdout
+    table = Measures("out/measures").table(where="metric = 'enrichment' and not control")
+    assert set(table["method"].to_pylist()) == {"gradcam", "saliency"}
+    assert min(table["value"].to_pylist()) > 1
+    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")}
+    again = CliRunner().invoke(app, [*words, "--figure", "f.png"])
+    assert again.exit_code == 0, again.output
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")} == parts
+    other = CliRunner().invoke(app, [*words[:-1], "out", "--seed", "3"])
+    assert other.exit_code != 0
+    assert CliRunner().invoke(app, ["benchmark", "photos"]).exit_code == 2

@@ -86,6 +86,11 @@ def of_method(kind: "type[Explainer]") -> dict[str, Any]:
     return {"progress": True} if "progress" in signature(kind).parameters and sys.stderr.isatty() else {}
 
 
+def silent(kind: "type[Explainer]") -> dict[str, Any]:
+    """The setting by which a method shows no bar, where it has one: for a command with one of its own."""
+    return {"progress": False} if "progress" in signature(kind).parameters else {}
+
+
 @contextlib.contextmanager
 def _methods_bars_on_stderr() -> Iterator[None]:
     """Methods draw on rich's console, which is stdout's: there it would go into the results."""

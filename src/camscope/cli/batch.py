@@ -1,6 +1,5 @@
 """`camscope batch`: the maps of many images in one Parquet dataset, restartable at any instant."""
 
-from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -83,10 +82,7 @@ def run(
     layers = None if layer is None else base.split(layer)
     asking.expect_a_layer(methods, layers)
     keywords = settings(set_ or [], methods)
-    quiet = {
-        name: {"progress": False} if "progress" in signature(kind).parameters else {} for name, kind in methods.items()
-    }
-    keywords = {name: {**own, **keywords[name]} for name, own in quiet.items()}
+    keywords = {name: {**bars.silent(kind), **keywords[name]} for name, kind in methods.items()}
     manifest = manifest_of(source, "" if anywhere else root)
     net = base.loaded(model, weights, device)
     tools = asking.explainers(methods, net, layers, preprocess, keywords)

@@ -10,8 +10,11 @@ from camscope.cli.paths import check_free
 from camscope.files import write_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
+    from camscope.measure import Measures
     from camscope.measure.summary import Line
 
 EXAMPLE = "camscope measure heatmaps --masks annotations.json -o measures"
@@ -48,12 +51,10 @@ def run(
     """Judge the maps of a run by where the evidence is, and by what they are like. Start it again, and it goes on."""
     from camscope.batch import Run
     from camscope.measure import measure
-    from camscope.measure.figure import drawn
-    from camscope.measure.summary import summarised
 
-    made, console = Run(source), base.out()
+    made = Run(source)
     names = None if metric is None else base.split(metric)
-    with bars.bar("measuring", 1, console) as bar:
+    with bars.bar("measuring", 1, base.out()) as bar:
         found = measure(
             made,
             output,
@@ -64,20 +65,34 @@ def run(
             overwrite=overwrite,
             told=bar.at,
         )
-    table = found.table(where)
+    tables(found, None if names is not None or not masks else SHOWN, figure, where, group, overwrite=overwrite)
+
+
+def tables(
+    found: "Measures",
+    names: "Sequence[str] | None" = None,
+    figure: str | None = None,
+    where: str | None = None,
+    group: str | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Print what metrics say, of `names` or of all, and draw it."""
+    from camscope.measure.figure import drawn
+    from camscope.measure.summary import summarised
+
+    table, console = found.table(where), base.out()
     if not table.num_rows:
         base.complain(f"no row matches {where}")
         raise typer.Exit(base.FAILED)
-    every = summarised(table, group)
-    lines = {name: own for name, own in every.items() if names is not None or name in SHOWN or not masks}
+    lines = {name: own for name, own in summarised(table, group).items() if names is None or name in names}
     for name, own in lines.items():
         console.print(_table(name, own))
     if figure is not None:
         check_free(Path(figure), overwrite)
         write_bytes(figure, drawn(lines, Path(figure).suffix), overwrite=overwrite)
-    console.print(
-        base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {base.shown(output)}", "")), soft_wrap=True
-    )
+    where_to = base.shown(found.folder)
+    console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
 
 
 def _table(name: str, lines: "list[Line]") -> "Table":
