@@ -262,6 +262,28 @@ def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
     assert rows(tmp_path / "shared") == rows(tmp_path / "whole")
 
 
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(folder, model, tmp_path):
+    output = tmp_path / "out"
+    own = [output / "parts" / "notes.txt", output / "overlays" / "mine.jpg", output / "overlays" / "000000" / "b.jpg"]
+    for path in own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    run_batch(GradCAM(model), folder, output, chunk=2, overlays="jpg")
+    (output / "parts" / f".{'0f' * 8}.part").write_bytes(b"of a process that was killed")
+    run_batch(LayerCAM(model), folder, output, chunk=4, overwrite=True)
+    assert [path.read_text() for path in own] == ["precious"] * 3
+    files = sorted(path for path in output.rglob("*") if path.is_file())
+    parts = [output / "parts" / f"part-{n:08d}.parquet" for n in range(2)]
+    assert files == sorted([*own, *parts, output / "run.json"])
+
+
+def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    for output in (tmp_path / "taken", tmp_path / "taken" / "deep"):
+        with pytest.raises(OutputError, match="no run can be written there: "):
+            run_batch(GradCAM(model), folder, output)
+
+
 def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):
     run_batch(GradCAM(model), folder, tmp_path / "out")
     with pytest.raises(
