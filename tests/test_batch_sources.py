@@ -228,6 +228,17 @@ def test_overlays_are_those_of_single_calls(kind, model, tmp_path):
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
+@pytest.mark.parametrize(("inside", "pattern"), [("", ""), ("heatmaps", ""), ("heatmaps", "/**/*.png")])
+def test_a_run_in_the_folder_of_its_images_goes_on_past_its_own_overlays(inside, pattern, model, tmp_path):
+    for n, picture in enumerate(pictures(3)):
+        picture.save(tmp_path / f"{n}.png")
+    (tmp_path / "overlays").mkdir()
+    pictures(1)[0].save(tmp_path / "overlays" / "kept.png")
+    for before in (0, 4):
+        outcome = run_batch(GradCAM(model), f"{tmp_path}{pattern}", tmp_path / inside, overlays="png")
+        assert (outcome.before, outcome.total) == (before, 4)
+
+
 def test_overlays_of_a_height_and_of_an_image_without_a_place(model, tmp_path):
     pictures(1, (40, 30))[0].save(tmp_path / "one.png")
     tool = GradCAM(model, preprocess=lambda image: torch.rand(1, 64, 64))
