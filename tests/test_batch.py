@@ -115,6 +115,19 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
     assert manifest_of(tmp_path / "lists" / "list.csv", root="").root is None
 
 
+@pytest.mark.parametrize(
+    "link",
+    ["file://{}", "FILE://{}", "local://{}", "zip://a.png::{}", "simplecache::file://{}", "dir://a.png::file://{}"],
+)
+def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, tmp_path):
+    manifest = manifest_of([link.format(folder)], tmp_path / "lists")
+    with pytest.raises(InputError, match="a URL of this machine's files may lead out of .*pass --anywhere"):
+        manifest.place(manifest.table["path"][0].as_py())
+    assert manifest_of([link.format(folder)], "").place("file:///a.png") == "file:///a.png"
+    for elsewhere in ("s3://bucket/a.png", "simplecache::s3://bucket/a.png", "zip://a.png::https://host/b.zip"):
+        assert manifest.place(elsewhere) == elsewhere
+
+
 # --- rows
 
 
@@ -282,6 +295,35 @@ def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
     for output in (tmp_path / "taken", tmp_path / "taken" / "deep"):
         with pytest.raises(OutputError, match="no run can be written there: "):
             run_batch(GradCAM(model), folder, output)
+
+
+def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import numpy as np, torch\n"
+        "from camscope import GradCAM, load_model, run_batch\n"
+        "def prepared(image):\n"
+        "    return torch.tensor(np.asarray(image.convert('L')), dtype=torch.float32)[None] / 255\n"
+        "class Mine:\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, n): return np.full((64, 64, 3), 9 * n, np.uint8)\n"
+        "tool = GradCAM(load_model('phantom'), preprocess=prepared)\n"
+        f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).before)\n"
+    )
+    said = []
+    for padding in (0, 100_000):  # so that things lie elsewhere in memory
+        script.write_text(f"kept = [object() for _ in range({padding})]\n" + script.read_text())
+        said.append(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip())
+    assert said == ["0", "2"]
+    facts = Run(tmp_path / "out").facts["made_with"]
+    assert "0x" not in json.dumps(facts)
+    assert "prepared" in facts["preprocess"]
+
+
+def test_two_functions_of_one_name_cannot_be_told_apart(folder, model, tmp_path):
+    targets = [lambda logits: logits[:, 0], lambda logits: logits[:, 1]]
+    with pytest.raises(InputError, match=r"two targets are called .*lambda.*: write them as functions with names"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", targets)
 
 
 def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLES = (".csv", ".parquet")
+LOCAL = ("", "file", "local", "dir", "git", "generic", "reference")  # what fsspec calls the disk, or can lead to it
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
@@ -63,11 +64,21 @@ class Manifest:
 def placed(path: str, root: Path, *, confined: bool) -> str:
     """Where a path of a manifest leads from its root; InputError where it leads out of it, and is confined to it."""
     if "://" in path:
+        if confined and any(_of_this_machine(link) for link in path.split("::")):
+            raise InputError(
+                f"{path}: a URL of this machine's files may lead out of {root}; name the path, or pass --anywhere"
+            )
         return path
     where = root / path
     if confined and not where.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{path}: it leads out of {root}; move it there, or pass --anywhere")
     return str(where)
+
+
+def _of_this_machine(link: str) -> bool:
+    """Whether a link of fsspec's chain, as `zip://a.png::file:///data.zip`, leads to files here; a bare word is a scheme."""
+    scheme, there, _ = link.partition("://")
+    return scheme.lower() in LOCAL or (not there and not link.isalpha())
 
 
 def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:

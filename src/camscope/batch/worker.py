@@ -15,6 +15,7 @@ from camscope.batch.reading import Loaded
 from camscope.cards import digest
 from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.facts import in_words
 from camscope.explainers.inputs import ALONE, Item, known, picture_of
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
@@ -175,7 +176,7 @@ class Worker:
     def _said(self, one: Loaded, which: int) -> str | None:
         """The target as it was asked; None: the predicted class."""
         asked = self.asked(one)[which]
-        return None if asked is None else str(asked)
+        return None if asked is None else in_words(asked)
 
 
 def _question(given: Any) -> Question:
