@@ -94,6 +94,11 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
         ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 rows have the id of another"),
         ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
         ({"path": pa.array([], pa.string())}, "it has no row"),
+        ({"path": ["1.png"], "Label": ["x"]}, "columns named Label of its own; rename yours"),  # SQL knows no capitals
+        ({"path": ["1.png"], "age": [1], "Age": [2]}, "several columns are named age, in large or small letters"),
+        ({"path": pa.array([b"\xff.png"])}, "the column path cannot be read as string"),
+        ({"path": pa.array([["1.png"]])}, "the column path cannot be read as string"),
+        ({"path": ["1.png"], "target": [0.5]}, "the column target cannot be read as int64"),
     ],
 )
 def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path):
@@ -102,6 +107,23 @@ def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path
         manifest_of(tmp_path / "list.parquet")
     with pytest.raises(InputError, match="there is no such manifest"):
         manifest_of(tmp_path / "other.csv")
+
+
+def test_a_csv_of_columns_named_alike_or_in_other_letters_than_utf8_is_one_clear_error(tmp_path):
+    (tmp_path / "list.csv").write_text("path,x,x\n1.png,2,3\n")
+    with pytest.raises(InputError, match="several columns are named x"):
+        manifest_of(tmp_path / "list.csv")
+    (tmp_path / "list.csv").write_bytes(b"path\nM\xfcller.png\n")
+    with pytest.raises(InputError, match=r"this is no CSV table: .*UTF-?8"):
+        manifest_of(tmp_path / "list.csv")
+
+
+def test_names_made_of_digits_stay_names_and_numbers_with_gaps_stay_classes(tmp_path):
+    (tmp_path / "list.csv").write_text("path,target\n007,1\n008,\n")
+    assert manifest_of(tmp_path / "list.csv").table["path"].to_pylist() == ["007", "008"]
+    pandas = pa.table({"path": ["1.png", "2.png", "3.png"], "target": [1.0, None, float("nan")]})
+    parquet.write_table(pandas, tmp_path / "list.parquet")
+    assert manifest_of(tmp_path / "list.parquet").table["target"].to_pylist() == [1, None, None]
 
 
 def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tmp_path):
@@ -121,7 +143,7 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
 )
 def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, tmp_path):
     manifest = manifest_of([link.format(folder)], tmp_path / "lists")
-    with pytest.raises(InputError, match="a URL of this machine's files may lead out of .*pass --anywhere"):
+    with pytest.raises(InputError, match=r"a URL of this machine's files may lead out of .*pass --anywhere"):
         manifest.place(manifest.table["path"][0].as_py())
     assert manifest_of([link.format(folder)], "").place("file:///a.png") == "file:///a.png"
     for elsewhere in ("s3://bucket/a.png", "simplecache::s3://bucket/a.png", "zip://a.png::https://host/b.zip"):

@@ -86,7 +86,7 @@ def run_batch(
 
 def _expect_names(targets: Sequence[Question]) -> None:
     """InputError where two functions have one name, by which their rows could not be told apart."""
-    known: dict[str, Question] = {}
+    known: dict[str, object] = {}
     for one in filter(callable, targets):
         name = in_words(one)
         if known.setdefault(name, one) is not one:

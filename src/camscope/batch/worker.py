@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camscope.batch import rows
 from camscope.batch.manifest import Manifest
-from camscope.batch.pictures import Draw, Pictures
+from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
 from camscope.cards import digest
 from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
@@ -114,7 +114,7 @@ class Worker:
         on_gpu = home(unwrap(self.tools[0].model))[0].type == "cuda" and x.device.type == "cpu"
         return Batch(images, x.pin_memory() if on_gpu else x)
 
-    def rows(self, batch: Batch, draw: Draw | None = None) -> list[dict[str, Any]]:
+    def rows(self, batch: Batch, draw: Drawing | None = None) -> list[dict[str, Any]]:
         """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
         if batch.x is None:
             return [row for one in batch.images for row in self._failed(one, one.error or "")]
@@ -135,7 +135,7 @@ class Worker:
         seconds = (time.perf_counter() - begin) / max(1, sum(map(len, found)))
         return [{**row, "seconds": seconds} for own in found for row in own]
 
-    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Draw | None) -> list[list[dict[str, Any]]]:
+    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[list[dict[str, Any]]]:
         """[image]: its rows."""
         items = [one.item for one in images if one.item is not None]
         each = [self.asked(one) for one in images]
@@ -153,11 +153,11 @@ class Worker:
             for one, own in zip(images, zip(*made, strict=True), strict=True)
         ]
 
-    def _found(self, one: Loaded, made: Explanation, which: int, draw: Draw | None) -> dict[str, Any]:
+    def _found(self, one: Loaded, made: Explanation, which: int, draw: Drawing | None) -> dict[str, Any]:
         row = rows.found(self._common(one), made, self._said(one, which), 0.0)
         return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
 
-    def _apart(self, batch: Batch, draw: Draw | None, error: str) -> list[dict[str, Any]]:
+    def _apart(self, batch: Batch, draw: Drawing | None, error: str) -> list[dict[str, Any]]:
         """In halves, down to the image that fails."""
         if len(batch.images) == 1:
             return self._failed(batch.images[0], error)
