@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 import zlib
 
 import numpy as np
@@ -253,6 +254,25 @@ def test_one_image_that_the_model_cannot_take_fails_alone(folder, tmp_path):
 
 
 # --- restarts
+
+
+def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(folder, model, tmp_path, monkeypatch):
+    from camscope.batch import worker
+
+    held, alive = [], []
+
+    def run(tools, x, *rest, real=worker.run, **options):
+        alive.append(any(one() is not None for one in held))
+        if len(x) > 1:
+            activation = torch.ones(8)
+            held.append(weakref.ref(activation))
+            raise torch.OutOfMemoryError("no room")
+        return real(tools, x, *rest, **options)
+
+    monkeypatch.setattr(worker, "run", run)
+    assert run_batch(GradCAM(model), folder, tmp_path / "out").failures == 1
+    assert len(held) > 2
+    assert not any(alive)
 
 
 def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):

@@ -121,17 +121,19 @@ class Worker:
         begin = time.perf_counter()
         try:
             found = self._explained(batch.images, batch.x, draw)
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            return self._apart(batch, draw, f"out of memory, alone: {error}")
         except OF_THE_RUN:
             raise
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            return self._apart(batch, draw, str(error))
+            found, why = None, str(error)
+        except torch.OutOfMemoryError as error:
+            found, why = None, f"out of memory, alone: {error}"
         except Exception as error:
-            return self._apart(batch, draw, f"{type(error).__name__}: {error}")
+            found, why = None, f"{type(error).__name__}: {error}"
+        if found is None:  # only here, where the error is gone, and with it what the pass that failed held
+            torch.cuda.empty_cache()
+            return self._apart(batch, draw, why)
         seconds = (time.perf_counter() - begin) / max(1, sum(map(len, found)))
         return [{**row, "seconds": seconds} for own in found for row in own]
 
