@@ -70,6 +70,18 @@ def test_a_folder_a_pattern_and_a_list_mean_their_images_in_order(folder):
     ]
     with pytest.raises(InputError, match="no image there"):
         manifest_of(str(folder / "*.bmp"))
+    with pytest.raises(InputError, match="there is no such file or folder"):
+        manifest_of(folder / "not")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are text")
+def test_a_name_that_is_not_text_is_told(folder):
+    try:
+        (folder / os.fsdecode(b"\xff.png")).write_bytes(b"")
+    except OSError:
+        pytest.skip("this file system allows no such name")
+    with pytest.raises(InputError, match=r"udcff.png': a file's name that is not UTF-8"):
+        manifest_of(folder)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

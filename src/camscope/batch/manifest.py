@@ -1,6 +1,7 @@
 """Manifest: the images of a run, as an Arrow table of one row an image, which is never made into Python objects."""
 
 import glob
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -109,12 +110,17 @@ def _read(path: Path) -> "pa.Table":
 def _files(source: str | Path | Sequence[str | Path]) -> "pa.Table":
     """Files as named, the images under a folder at any depth, those that a pattern matches; sorted, each once."""
     pa, names = arrow(), _names([source] if isinstance(source, str | Path) else source)
-    pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, PIECE)), [])]
+    try:
+        pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, PIECE)), [])]
+    except UnicodeEncodeError as error:
+        raise InputError(f"{error.object!r}: a file's name that is not UTF-8; rename it, or leave it out") from error
     return pa.table({"path": pa.chunked_array(pieces, pa.string()).unique()})
 
 
 def _names(given: Sequence[str | Path]) -> Iterator[str]:
     for one in map(str, given):
+        if len(given) == 1 and "://" not in one and not glob.has_magic(one) and not os.path.lexists(one):
+            raise InputError(f"{one}: there is no such file or folder")
         meant = sorted(images_of(one, deep=True))
         if not meant:
             raise InputError(f"{one}: no image there")
