@@ -42,9 +42,13 @@ def test_every_module_imports_only_from_floors_below_it():
 
 def test_contributing_draws_the_same_floors():
     drawn = re.findall(
-        r"^([0-9½]) (\w+(?: · \w+)*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^([0-9½]+) (\w+(?: · \w+)*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    told = {room: 0.5 if floor == "½" else int(floor) for floor, rooms in drawn for room in rooms.split(" · ")}
+    told = {
+        room: int(floor.rstrip("½") or 0) + 0.5 * floor.endswith("½")
+        for floor, rooms in drawn
+        for room in rooms.split(" · ")
+    }
     assert told == {room: floor for room, floor in FLOORS.items() if room != "__main__"}
 
 
