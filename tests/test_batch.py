@@ -480,6 +480,13 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
         assert reason in told[name], told
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among its files")
+def test_a_pipe_and_a_device_are_not_waited_for(folder, model, tmp_path):
+    os.mkfifo(folder / "7.png")
+    outcome = run_batch(GradCAM(model), [folder / "7.png", "/dev/zero", folder / "0.png"], tmp_path / "out")
+    assert outcome.reasons == {"it cannot be read: it is no file, but a pipe or a device": 2}
+
+
 def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
     """Both work off every part, at the same time: of two that write the same one, one wins."""
     images = tmp_path / "images"
