@@ -344,6 +344,18 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(folder, model, tm
     assert files == sorted([*own, *parts, output / "run.json"])
 
 
+def test_a_file_of_that_name_by_another_program_is_left_alone(folder, model, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text('{"lr": 0.1}')
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=r"run.json: it is another program's; choose another folder"):
+            run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=overwrite)
+    with pytest.raises(OutputError, match="another program's"):
+        Run(tmp_path / "out")
+    (tmp_path / "out" / "run.json").write_text('{"made_wi')
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).images == 7
+
+
 def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
     (tmp_path / "taken").write_text("a file")
     for output in (tmp_path / "taken", tmp_path / "taken" / "deep"):
@@ -478,6 +490,13 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
         "vanished.png": "there is no such file",
     }.items():
         assert reason in told[name], told
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among its files")
+def test_a_pipe_and_a_device_are_not_waited_for(folder, model, tmp_path):
+    os.mkfifo(folder / "7.png")
+    outcome = run_batch(GradCAM(model), [folder / "7.png", "/dev/zero", folder / "0.png"], tmp_path / "out")
+    assert outcome.reasons == {"it cannot be read: it is no file, but a pipe or a device": 2}
 
 
 def test_two_processes_on_one_folder_make_one_run(model, tmp_path):

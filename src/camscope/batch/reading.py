@@ -1,6 +1,8 @@
 """Reading: images decoded by threads while the model runs, no more of them ahead than it can soon take."""
 
+import errno
 import hashlib
+import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,7 +86,10 @@ def sha256_of(source: Any) -> str | None:
 def bytes_of(place: str) -> bytes:
     """A file's, or those behind a URL, as `s3://bucket/cat.jpg`: fsspec reads that, with the store's own package."""
     if "://" not in place:
-        return Path(place).read_bytes()
+        path = Path(place)
+        if stat.S_ISFIFO(path.stat().st_mode) or path.is_char_device():  # these may never end
+            raise OSError(errno.EINVAL, "it is no file, but a pipe or a device")
+        return path.read_bytes()
     try:
         import fsspec
     except ImportError as error:

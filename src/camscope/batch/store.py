@@ -33,14 +33,20 @@ class Store:
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """What `run.json` holds; None before a run has begun. OutputError where it is damaged."""
+        """What `run.json` holds; None before a run has begun. OutputError where it is damaged, or another program's."""
+        try:
+            return self._read()
+        except ValueError as error:
+            path = self.folder / RUN
+            raise OutputError(f"{path}: it is damaged ({error}); pass overwrite, or another folder") from error
+
+    def _read(self) -> dict[str, Any] | None:
         path = self.folder / RUN
         if not path.exists():
             return None
-        try:
-            found: dict[str, Any] = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise OutputError(f"{path}: it is damaged ({error}); pass overwrite, or another folder") from error
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or "made_with" not in found:
+            raise OutputError(f"{path}: it is another program's; choose another folder")
         return found
 
     def begin(self, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
@@ -55,6 +61,8 @@ class Store:
     def _begin(self, facts: Mapping[str, Any], *, overwrite: bool) -> None:
         said = json.dumps(facts, indent=1, sort_keys=True).encode()
         if overwrite:
+            with suppress(ValueError):  # what is damaged may be replaced, what is another program's not
+                self._read()
             self._clear()
             write_bytes(self.folder / RUN, said)
         elif self.facts is None:
