@@ -22,7 +22,7 @@ AT_ONCE = 16  # inputs of one pass
 class Probe:
     """What is asked of each sample of x (N,C,*S), and the model's clean answer: `chances` (N,).
 
-    A chance is the softmax of the class; of a question that is not one class's, the score. `classes`: how many the model
+    What the explainer chooses for itself, such as its layer, is chosen on the clean input, too. A chance is the softmax of the class; of a question that is not one class's, the score. `classes`: how many the model
     tells apart; None where its output is none of classes.
     """
 
@@ -39,6 +39,7 @@ class Probe:
             score = asked.score(tool.asked(target))
             output = score.forward(asked.x)
             chances = score.chance(output, len(asked.x))
+            tool = tool.settled(asked.x, score)
         logits = score.logits
         return cls(tool, x, score, _array(chances), None if logits is None else logits.shape[1])
 
@@ -70,6 +71,10 @@ class Probe:
                 rows = torch.tensor(owners[start : start + AT_ONCE], device=part.device)
                 found.append(self.score.chance(self.score.forward(part, rows), len(part), rows))
         return _array(torch.cat(found))
+
+    def alone(self, sample: int) -> "Probe":
+        """The question about one sample, by itself."""
+        return Probe.of(self.tool, self.x[sample : sample + 1], self.questions([sample]))
 
     def with_tool(self, tool: Explainer) -> "Probe":
         """The same questions, put to another explainer."""
