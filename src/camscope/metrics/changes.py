@@ -88,7 +88,9 @@ class Rotation(Change):
     def _plane(self, size: Sequence[int]) -> tuple[int, int]:
         expect_number(degrees=self.degrees)
         if len(size) < 2:
-            raise GeometryError(f"{self}: an input of {len(size)} axis cannot be turned; leave the rotations out of changes")
+            raise GeometryError(
+                f"{self}: an input of {len(size)} axis cannot be turned; leave the rotations out of changes"
+            )
         return size[-2], size[-1]
 
     def __str__(self) -> str:

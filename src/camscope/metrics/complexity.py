@@ -55,7 +55,7 @@ def effective_area(heat: npt.ArrayLike, share: float = 0.9) -> float:
         raise InputError(f"share={share}: expected a number in 0..1, 0 excluded")
     shares = np.sort(_shares(heat))[::-1]
     held = np.append(0.0, shares.cumsum())
-    positive = np.count_nonzero(shares)
+    positive = int(np.count_nonzero(shares))
     whole = min(int(np.searchsorted(held, share)), positive) - 1  # cells that are needed whole; the next one in part
     return float((whole + min(1.0, (share - held[whole]) / shares[whole])) / len(shares))
 

@@ -22,8 +22,9 @@ AT_ONCE = 16  # inputs of one pass
 class Probe:
     """What is asked of each sample of x (N,C,*S), and the model's clean answer: `chances` (N,).
 
-    What the explainer chooses for itself, such as its layer, is chosen on the clean input, too. A chance is the softmax of the class; of a question that is not one class's, the score. `classes`: how many the model
-    tells apart; None where its output is none of classes.
+    What the explainer chooses for itself, such as its layer, is chosen on the clean input, too. A chance is the softmax of
+    the class; of a question that is not one class's, the score. `classes`: how many the model tells apart; None where its
+    output is none of classes.
     """
 
     tool: Explainer

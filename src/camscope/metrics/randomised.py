@@ -111,7 +111,9 @@ class Randomised:
         lines = [f"<{self.title}>"]
         for name in self.values:
             low, _, high = self.null_interval(name)
-            curve = "  ".join(f"{step} {value:.2f}" for step, value in zip(self.steps, self.curve(name)[1:], strict=True))
+            curve = "  ".join(
+                f"{step} {value:.2f}" for step, value in zip(self.steps, self.curve(name)[1:], strict=True)
+            )
             lines.append(f"{name:>9}: {curve}  | different images {low:.2f}..{high:.2f}")
         return "\n".join(lines)
 

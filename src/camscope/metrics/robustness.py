@@ -165,16 +165,16 @@ def batch_invariance(tool: Explainer, x: Tensor, target: Question = None, *, oth
     probe = Probe.of(tool, single(x), target)
     company = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if others is None else others
     if company.shape[1:] != x.shape[1:] or not len(company):
-        raise InputError(f"others is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0")
+        raise InputError(
+            f"others is {tuple(company.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
+        )
     alone = finite(probe.maps(x, [0])[0])
     half = len(company) // 2
     batch = torch.cat([company[:half], x, company[half:]])
     return _gap(alone, finite(probe.maps(batch, [0] * len(batch), at_once=len(batch))[half]))
 
 
-def _sensitivities(
-    tool: Explainer, x: Tensor, target: Question, radius: float, samples: int, seed: int
-) -> Floats:
+def _sensitivities(tool: Explainer, x: Tensor, target: Question, radius: float, samples: int, seed: int) -> Floats:
     """(samples,)"""
     expect_positive(radius=radius)
     expect_count(samples=samples)

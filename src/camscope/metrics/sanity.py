@@ -5,7 +5,7 @@ with that of the trained model, beside what maps of different images have in com
 is left of the training shows the image, not the model. That it changes is no merit: noise changes too (Binder et al. 2023).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -73,7 +73,14 @@ def randomisation(
                 values[name][s, k] = compared.with_same(name, maps)
     null = {name: compared.null(name) for name in similarities}
     return Randomised(
-        tool.title, order, tuple(one.name for one in steps), tuple(seeds), values, null, compared.data_range, np.stack(shown)
+        tool.title,
+        order,
+        tuple(one.name for one in steps),
+        tuple(seeds),
+        values,
+        null,
+        compared.data_range,
+        np.stack(shown),
     )
 
 
@@ -104,7 +111,9 @@ def random_logit(
     if other is None:
         own = probe.score.class_of(0)
         if own is None or probe.classes is None or probe.classes < 2:
-            raise TargetError("the question is not one of several classes: pass other=, the question to compare it with")
+            raise TargetError(
+                "the question is not one of several classes: pass other=, the question to compare it with"
+            )
         step = int(torch.randint(1, probe.classes, (), generator=torch.Generator().manual_seed(seed)))
         other = (own + step) % probe.classes
     second = Probe.of(probe.tool, x, other)
@@ -151,7 +160,7 @@ class Compared:
         return np.stack([np.full(length, np.nan) if one is None else one for one in made])
 
 
-FEATURES = {"pearson": np.ravel, "spearman": ranks, "hog": hog_features}
+FEATURES: Mapping[str, Callable[[Floats], Floats]] = {"pearson": np.ravel, "spearman": ranks, "hog": hog_features}
 
 
 def _models(tool: Explainer, steps: Sequence[Part], order: Order, seed: int) -> Iterator[Explainer]:

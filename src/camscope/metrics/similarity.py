@@ -116,7 +116,9 @@ def ranks(values: npt.ArrayLike) -> Floats:
 def hog_features(values: Floats, cell: int = CELL) -> Floats:
     """(H,W) -> (M,): histograms of oriented gradients of the map divided by its largest size."""
     if values.ndim != 2:
-        raise UndefinedError(f"a map of {values.ndim} axes has no histogram of oriented gradients: it is one of pictures")
+        raise UndefinedError(
+            f"a map of {values.ndim} axes has no histogram of oriented gradients: it is one of pictures"
+        )
     if min(values.shape) < BLOCK * cell:
         raise UndefinedError(
             f"a map {values.shape} has no {BLOCK} x {BLOCK} cells of {cell} pixels: bring it to the image's size, or pass cell="

@@ -20,7 +20,7 @@ def staircase(test: "Randomised") -> Picture:
     """(H,W,3): a column for each step, the trained model's first; a row of maps of the first image, and one for each curve."""
     names = ["trained", *(".".join(name.split(".")[-2:]) for name in test.steps)]
     step = int(np.clip(WIDE // len(names), 64, 128))
-    floor = min(0.0, *(np.nanmin(test.spread(name)[0], initial=0.0) for name in test.values))
+    floor = min(float(np.nanmin(test.spread(name)[0], initial=0.0)) for name in test.values)
     ends = (-1.0 if floor < -0.5 else -0.5 if floor < -0.1 else -0.1, 1.0)
     maps = np.concatenate([_thumbnail(one, step) for one in test.maps], axis=1)
     body = [_beside("first image", maps, "")]
@@ -46,9 +46,7 @@ def _curve(test: "Randomised", name: str, step: int, ends: tuple[float, float]) 
     return _beside(name, picture, verdict, render.axis(120, ends, ticks))
 
 
-def _beside(
-    title: str, picture: Picture, verdict: "Verdict | str | None", numbers: Picture | None = None
-) -> Picture:
+def _beside(title: str, picture: Picture, verdict: "Verdict | str | None", numbers: Picture | None = None) -> Picture:
     """A row: its title, the numbers of its axis, the picture, and the words at its right."""
     rows, left, right = picture.shape[0], 118, 190
     head = _gap(rows, left)

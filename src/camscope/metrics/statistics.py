@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
+from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 
 REPLICATES = 2000
@@ -44,6 +45,9 @@ def estimated(
     `groups` (N,): patients or scenes, drawn whole: images of one are no independent witnesses. Without them each image is
     a group of its own. Efron and Tibshirani 1993, chapter 13. UndefinedError where no row has a value.
     """
+    expect_count(replicates=replicates)
+    if not 0 < level < 1:
+        raise InputError(f"level={level}: expected a number between 0 and 1, such as 0.95")
     known, sums, counts = _by_group(values, groups)
     drawn = _means(sums, counts, replicates, seed)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]) if len(sums) > 1 else (np.nan, np.nan)
@@ -63,7 +67,10 @@ def difference(
 
     `p`: twice the smaller share of replicates on one side of zero, at least 2 / (replicates + 1).
     """
-    gaps = np.asarray(one, np.float64) - np.asarray(other, np.float64)
+    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if first.shape != second.shape:
+        raise InputError(f"values {first.shape} and {second.shape}: expected (N,) of both, of the same images")
+    gaps = first - second
     made = estimated(gaps, groups, replicates=replicates, seed=seed)
     _, sums, counts = _by_group(gaps, groups)
     drawn = _means(sums, counts, replicates, seed)
@@ -74,6 +81,8 @@ def difference(
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Adjusted p-values, in the given order: the k-th smallest of m times m - k, and none below the one before. Holm 1979."""
+    if not all(0 <= p <= 1 for p in ps):
+        raise InputError(f"p-values {list(ps)}: expected numbers in 0..1")
     order, adjusted, so_far = sorted(range(len(ps)), key=lambda i: ps[i]), [0.0] * len(ps), 0.0
     for rank, i in enumerate(order):
         so_far = max(so_far, min(1.0, ps[i] * (len(ps) - rank)))
@@ -93,11 +102,23 @@ def _by_group(
     there = np.flatnonzero(~np.isnan(given))
     if not len(there):
         raise UndefinedError("no row has a value")
-    names: list[Hashable] = [int(i) if groups is None else groups[int(i)] for i in there]
+    if np.isinf(given).any():
+        raise InputError(f"value {int(np.flatnonzero(np.isinf(given))[0])} is infinite: expected numbers, NaN for none")
+    names: list[Hashable] = [int(i) for i in there] if groups is None else _named(groups, there)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
     places = np.array([numbers[name] for name in names])
     sums = np.asarray(np.bincount(places, weights=given[there], minlength=len(numbers)), np.float64)
     return list(numbers), sums, np.asarray(np.bincount(places, minlength=len(numbers)), np.int64)
+
+
+def _named(groups: Sequence[Hashable], there: npt.NDArray[np.int64]) -> list[Hashable]:
+    """The group of each row with a value; InputError where it is missing: such rows are not all of one group."""
+    every = list(groups)
+    names = [every[int(i)] for i in there]
+    for i, name in zip(there, names, strict=True):
+        if name is None or name != name:  # NaN is the only thing that is not itself
+            raise InputError(f"row {int(i)} has no group: name one, or leave groups out")
+    return names
 
 
 def _means(sums: Floats, counts: npt.NDArray[np.int64], replicates: int, seed: int) -> Floats:

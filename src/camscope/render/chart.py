@@ -39,7 +39,9 @@ def chart(
 
     count = len(curve.values)
     if not count or not ends[0] < ends[1]:
-        raise InputError(f"a chart of {count} values from {ends[0]} to {ends[1]}; expected one value at least, and a range")
+        raise InputError(
+            f"a chart of {count} values from {ends[0]} to {ends[1]}; expected one value at least, and a range"
+        )
     out = np.full((height, count * step, 3), PAPER, np.uint8)
     columns = (np.arange(count) + 0.5) * step
     if band is not None and np.isfinite(band).all():
@@ -85,4 +87,4 @@ def _runs(values: Values) -> list[tuple[int, int]]:
 
 
 def _fine(points: NDArray[np.float64]) -> NDArray[np.int32]:
-    return np.rint(points * 2**FINE).astype(np.int32)[:, None]
+    return np.asarray(np.rint(points * 2**FINE)[:, None], np.int32)
