@@ -82,7 +82,9 @@ def test_distances_by_hand():
     down, right = 4 / 28 - 0.5, 30 / 28 - 0.5
     assert centroid_distance(HEAT, MASK) == pytest.approx(math.hypot(down, right))
     assert centroid_distance(HEAT, MASK, spacing=(2.0, 10.0)) == pytest.approx(math.hypot(2 * down, 10 * right))
-    assert centroid_distance(VOLUME, INSIDE, spacing=(7.0, 2.0, 10.0)) == pytest.approx(math.hypot(2 * down, 10 * right))
+    assert centroid_distance(VOLUME, INSIDE, spacing=(7.0, 2.0, 10.0)) == pytest.approx(
+        math.hypot(2 * down, 10 * right)
+    )
     deep = np.roll(VOLUME, 1, 0)  # the other plane
     assert centroid_distance(deep, INSIDE, spacing=(7.0, 1.0, 1.0)) == pytest.approx(math.sqrt(49 + down**2 + right**2))
     assert peak_distance(deep, INSIDE, spacing=(7.0, 1.0, 1.0)) == 7.0

@@ -24,8 +24,9 @@ from camscope.metrics.similarity import (
     BLOCK,
     CELL,
     SIMILARITIES,
+    are_signed,
+    as_picture,
     correlations,
-    data_range_of,
     hog_features,
     on_scale,
     ranks,
@@ -79,7 +80,7 @@ def randomisation(
         tuple(seeds),
         values,
         null,
-        compared.data_range,
+        compared.signed,
         np.stack(shown),
     )
 
@@ -126,7 +127,7 @@ class Compared:
 
     def __init__(self, maps: Floats, similarities: Sequence[str]) -> None:
         self.scaled = [_scaled(one) for one in maps]
-        self.data_range = data_range_of([one for one in self.scaled if one is not None])
+        self.signed = are_signed([one for one in self.scaled if one is not None])
         self._rows = {name: self._features(name, self.scaled) for name in similarities if name != "ssim"}
 
     def with_same(self, name: str, maps: Floats) -> Floats:
@@ -151,7 +152,9 @@ class Compared:
         return made
 
     def _ssim(self, one: Floats | None, other: Floats | None) -> float:
-        return np.nan if one is None or other is None else windowed(one, other, data_range=self.data_range)
+        if one is None or other is None:
+            return np.nan
+        return windowed(as_picture(one, self.signed), as_picture(other, self.signed))
 
     def _features(self, name: str, maps: Sequence[Floats | None]) -> Floats:
         """(N,M): what of each map is correlated; NaN for a map without a scale."""

@@ -1,10 +1,10 @@
-"""Similarity: what two maps (*S) of one size have in common. Signs count: a map turned over is its opposite.
+"""Similarity: what two maps (*S) of one size have in common. Signs count: what speaks against is not what speaks for.
 
 Every one is the same whatever positive number either map is multiplied by. Maps with NaN have none (UndefinedError), nor has
 a constant map where an order or a correlation is asked for, nor a map of zeros, which has no scale.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
 from camscope.metrics.base import Floats, finite, metric
 
+DATA_RANGE = 1.0  # SSIM's: from the least to the largest value that a map on its scale can have
 WINDOW = 7  # pixels of a side of SSIM's window, of even weight
 CELL, ORIENTATIONS, BLOCK = 16, 9, 3  # HOG: pixels of a cell's side, directions, cells of a block's side
 ROUNDING = 1e-12  # of the largest value: what is left of a constant map when its mean is taken away
@@ -55,15 +56,23 @@ def spearman(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
     low=-1.0,
     higher_is_better=None,
 )
-def ssim(one: npt.ArrayLike, other: npt.ArrayLike, data_range: float | None = None, window: int = WINDOW) -> float:
-    """(*S), (*S) -> -1..1, of each map divided by its largest size; undefined beside a map of zeros.
+def ssim(
+    one: npt.ArrayLike,
+    other: npt.ArrayLike,
+    data_range: float = DATA_RANGE,
+    window: int = WINDOW,
+    signed: bool | None = None,
+) -> float:
+    """(*S), (*S) -> -1..1, of maps on the scale of a picture, 0..1; undefined beside a map of zeros.
 
-    `data_range` R: of the scale that leaves; None is 1 for two maps that are nowhere negative, else 2. Numbers of
-    different ranges do not compare. `window`: pixels of a side; undefined where an axis has fewer.
+    Each is divided by its largest size; of signed ones, zero then becomes 1/2: SSIM is one of pictures, and gives two means
+    of opposite sign a negative factor that an opposite pattern turns into praise. `signed`: None where one of the two is
+    negative anywhere. `data_range` R: numbers of different ranges do not compare. `window`: pixels of a side; undefined
+    where an axis has fewer.
     """
     scaled = [on_scale(values) for values in _pair(one, other)]
-    known = data_range_of(scaled) if data_range is None else data_range
-    return windowed(*scaled, data_range=known, window=window)
+    known = are_signed(scaled) if signed is None else signed
+    return windowed(*(as_picture(each, known) for each in scaled), data_range=data_range, window=window)
 
 
 @metric(
@@ -135,12 +144,17 @@ def on_scale(values: Floats) -> Floats:
     return np.asarray(values / peak)
 
 
-def data_range_of(scaled: "list[Floats]") -> float:
-    """Of maps on the scale of `on_scale`: 1 where none is negative anywhere, else 2."""
-    return 2.0 if any(bool((values < 0).any()) for values in scaled) else 1.0
+def are_signed(maps: Sequence[Floats]) -> bool:
+    """Whether one is negative anywhere."""
+    return any(bool((values < 0).any()) for values in maps)
 
 
-def windowed(one: Floats, other: Floats, *, data_range: float, window: int = WINDOW) -> float:
+def as_picture(scaled: Floats, signed: bool) -> Floats:
+    """(*S) on the scale of `on_scale` -> 0..1."""
+    return (scaled + 1) / 2 if signed else scaled
+
+
+def windowed(one: Floats, other: Floats, *, data_range: float = DATA_RANGE, window: int = WINDOW) -> float:
     """SSIM of two maps as they are."""
     if window < 3 or window % 2 == 0:
         raise InputError(f"window={window}: expected an odd number of pixels, 3 or more")
