@@ -36,8 +36,8 @@ class Randomised:
 
     `steps`: the parts, in the order in which they went. `values` (seeds,steps,N) by similarity: NaN where a map has no
     number (all zeros, constant, NaN). `null` (N,N): of the trained model's maps of different images, NaN on the diagonal.
-    `signed`: whether SSIM saw zero as 1/2; its data range is 1, see `ssim`. `maps` (1+steps,*S): the first image's, of the trained model
-    and then of the first seed.
+    `signed`: whether SSIM saw zero as 1/2; its data range is 1, see `ssim`. `maps` (1+steps,*S): the first image's, of the
+    trained model and then of the first seed.
     """
 
     method: str
