@@ -16,7 +16,7 @@ from camscope.metrics.localisation import (
     pointing_game,
     rank_accuracy,
 )
-from camscope.metrics.randomised import Randomised, Verdict
+from camscope.metrics.randomised import Randomised
 from camscope.metrics.robustness import (
     Agreement,
     agreements,
@@ -30,6 +30,7 @@ from camscope.metrics.sanity import random_logit, randomisation
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
 from camscope.metrics.statistics import Estimate, difference, estimated, holm
 from camscope.metrics.untrained import untrained
+from camscope.metrics.verdicts import Verdict
 
 __all__ = [
     "METRICS",

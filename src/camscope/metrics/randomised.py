@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,21 +12,9 @@ from camscope import render
 from camscope.errors import OutputError, UndefinedError
 from camscope.files import write_bytes
 from camscope.metrics.base import Floats
-from camscope.metrics.staircase import staircase
+from camscope.metrics.staircase import Row, staircase
+from camscope.metrics.verdicts import Verdict, interval_of, mean_of, verdict_of
 from camscope.render import Picture
-
-UNCHANGED = 0.95  # a map that stays this alike is the same map, whatever maps of different images have in common
-REPLICATES = 2000
-
-
-class Verdict(NamedTuple):
-    """What one similarity says of the last step: `last`, the mean there, beside the null's interval `low`..`high`."""
-
-    passes: bool
-    last: float
-    low: float
-    high: float
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +48,11 @@ class Randomised:
 
     def curve(self, similarity: str) -> Floats:
         """(1+steps,): the mean over images and seeds, from the trained model's 1 on; NaN where no map has a number."""
-        return np.append(1.0, [_mean(step) for step in np.moveaxis(self.values[similarity], 1, 0)])
+        return np.append(1.0, [mean_of(step) for step in np.moveaxis(self.values[similarity], 1, 0)])
 
     def spread(self, similarity: str) -> tuple[Floats, Floats]:
         """(1+steps,) twice: the lowest and the highest seed's mean over images."""
-        means = np.array([[_mean(step) for step in run] for run in self.values[similarity]])
+        means = np.array([[mean_of(step) for step in run] for run in self.values[similarity]])
         return np.append(1.0, means.min(0)), np.append(1.0, means.max(0))
 
     def null_interval(self, similarity: str) -> tuple[float, float, float]:
@@ -77,7 +64,7 @@ class Randomised:
         """Of each similarity; only a cascade has one, for it ends with a model that has learnt nothing."""
         if self.order != "cascading":
             raise UndefinedError("one part at a time never ends with an untrained model: the verdict is the cascade's")
-        return {name: self._verdict(name) for name in self.values}
+        return {name: verdict_of(values[:, -1], self._intervals[name]) for name, values in self.values.items()}
 
     @property
     def passes(self) -> bool:
@@ -98,7 +85,12 @@ class Randomised:
 
     def figure(self) -> Picture:
         """(H,W,3): a column for each step: the first image's map, and how alike all maps are."""
-        return staircase(self)
+        verdicts = self.verdicts if self.order == "cascading" else {}
+        rows = [
+            Row(name, self.curve(name), *self.spread(name), self.null_interval(name), verdicts.get(name))
+            for name in self.values
+        ]
+        return staircase(self.title, self.steps, self.maps, rows)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the figure: `.png`, `.jpg` or `.webp`."""
@@ -122,33 +114,4 @@ class Randomised:
 
     @cached_property
     def _intervals(self) -> dict[str, tuple[float, float, float]]:
-        return {name: _interval(pairs) for name, pairs in self.null.items()}
-
-    def _verdict(self, name: str) -> Verdict:
-        """A pass needs at least half of the last step's maps to have a number."""
-        low, _, high = self.null_interval(name)
-        end = self.values[name][:, -1]
-        last = _mean(end)
-        if np.isnan(end).mean() > 0.5 or np.isnan(high):
-            return Verdict(False, last, low, high, "most maps have no number: nothing to compare")
-        if last >= UNCHANGED:
-            return Verdict(False, last, low, high, "the map is still the same")
-        words = "less alike than" if last < low else "as alike as" if last <= high else "more alike than"
-        return Verdict(bool(last <= high), last, low, high, f"{words} maps of different images")
-
-
-def _mean(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
-
-
-def _interval(pairs: Floats) -> tuple[float, float, float]:
-    """Each image beside another one at random, the mean over images: its quantiles, and the mean of all pairs."""
-    known = [row[~np.isnan(row)] for row in pairs]
-    known = [row for row in known if row.size]
-    if not known:
-        return float("nan"), float("nan"), float("nan")
-    random = np.random.default_rng(0)
-    drawn = np.mean([random.choice(row, REPLICATES) for row in known], axis=0)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(low), float(np.mean(np.concatenate(known))), float(high)
+        return {name: interval_of(pairs) for name, pairs in self.null.items()}

@@ -1,52 +1,57 @@
 """The picture of a randomisation test: step by step what became of one map, over the curves of how alike all of them stayed."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from camscope import render
 from camscope.metrics.base import Floats
+from camscope.metrics.verdicts import Verdict
 from camscope.render import Curve, Picture, text_tile
-
-if TYPE_CHECKING:
-    from camscope.metrics.randomised import Randomised, Verdict
 
 WIDE = 1400  # pixels that the steps share
 GREEN, RED, GREY = (30, 120, 60), (176, 42, 42), (110, 110, 110)
 BETWEEN = 6
 
 
-def staircase(test: "Randomised") -> Picture:
+class Row(NamedTuple):
+    """One similarity: its curve (1+steps,), the seeds' lowest and highest, the null's ends and middle, and its verdict."""
+
+    name: str
+    values: Floats
+    low: Floats
+    high: Floats
+    null: tuple[float, float, float]
+    verdict: Verdict | None
+
+
+def staircase(title: str, steps: Sequence[str], maps: Floats, curves: Sequence[Row]) -> Picture:
     """(H,W,3): a column for each step, the trained model's first; a row of maps of the first image, and one for each curve."""
-    names = ["trained", *(".".join(name.split(".")[-2:]) for name in test.steps)]
+    names = ["trained", *(".".join(name.split(".")[-2:]) for name in steps)]
     step = int(np.clip(WIDE // len(names), 64, 128))
-    floor = min(float(np.nanmin(test.spread(name)[0], initial=0.0)) for name in test.values)
+    floor = min(float(np.nanmin(one.low, initial=0.0)) for one in curves)
     ends = (-1.0 if floor < -0.5 else -0.5 if floor < -0.1 else -0.1, 1.0)
-    maps = np.concatenate([_thumbnail(one, step) for one in test.maps], axis=1)
-    body = [_beside("first image", maps, "")]
-    for name in test.values:
-        body += [_gap(BETWEEN, 1), _curve(test, name, step, ends)]
-    labels = np.concatenate([_label(name, step) for name in names], axis=1)
-    body.append(_beside("", labels, ""))
+    body = [_beside("first image", np.concatenate([_thumbnail(one, step) for one in maps], axis=1))]
+    for one in curves:
+        body += [_gap(BETWEEN, 1), _curve(one, step, ends)]
+    body.append(_beside("", np.concatenate([_label(name, step) for name in names], axis=1)))
     wide = max(part.shape[1] for part in body)
     rows = [render.padded(part, right=wide - part.shape[1]) for part in body]
     legend = "pale: seeds' range · orange: maps of different images, 95 % of means over as many random pairs as images"
-    head = [text_tile(test.title, 20, width=wide, lines=2), text_tile(legend, 13, width=wide, lines=2, ink=GREY)]
+    head = [text_tile(title, 20, width=wide, lines=2), text_tile(legend, 13, width=wide, lines=2, ink=GREY)]
     return render.padded(np.concatenate([*head, *rows]), 8, 8, 8, 8)
 
 
-def _curve(test: "Randomised", name: str, step: int, ends: tuple[float, float]) -> Picture:
+def _curve(one: Row, step: int, ends: tuple[float, float]) -> Picture:
     """One similarity, with what it says of the last step at its right."""
     ticks = [tick for tick in (-1.0, -0.5, 0.0, 0.5, 1.0) if ends[0] <= tick]
-    low, _, high = test.null_interval(name)
-    picture = render.chart(
-        Curve(test.curve(name), *test.spread(name)), (low, high), step=step, height=120, ends=ends, ticks=ticks
-    )
-    verdict = test.verdicts[name] if test.order == "cascading" else None
-    return _beside(name, picture, verdict, render.axis(120, ends, ticks))
+    curve, band = Curve(one.values, one.low, one.high), (one.null[0], one.null[2])
+    picture = render.chart(curve, band, step=step, height=120, ends=ends, ticks=ticks)
+    return _beside(one.name, picture, one.verdict, render.axis(120, ends, ticks))
 
 
-def _beside(title: str, picture: Picture, verdict: "Verdict | str | None", numbers: Picture | None = None) -> Picture:
+def _beside(title: str, picture: Picture, verdict: Verdict | None = None, numbers: Picture | None = None) -> Picture:
     """A row: its title, the numbers of its axis, the picture, and the words at its right."""
     rows, left, right = picture.shape[0], 118, 190
     head = _gap(rows, left)
@@ -58,9 +63,9 @@ def _beside(title: str, picture: Picture, verdict: "Verdict | str | None", numbe
     return np.concatenate([head, picture, _words(verdict, rows, right)], axis=1)
 
 
-def _words(verdict: "Verdict | str | None", rows: int, width: int) -> Picture:
+def _words(verdict: Verdict | None, rows: int, width: int) -> Picture:
     out = _gap(rows, width)
-    if verdict is None or isinstance(verdict, str):
+    if verdict is None:
         return out
     numbers = f"{verdict.last:.2f} beside {verdict.low:.2f}..{verdict.high:.2f}"
     tiles = [
