@@ -1,12 +1,13 @@
 """`python -m benchmarks.batch_kill`: 2,000 images, 100 of them bad in eight ways, by a process killed at twenty random instants.
 
 Each time the same command is started again. The rows must be those of a run that nobody killed, byte for byte of the maps,
-and every bad file must have its reason.
+and every bad file must have its reason. `--engine ray`: it is a worker that is killed, and nothing is started again.
 """
 
 import argparse
 import csv
 import io
+import os
 import random
 import shutil
 import signal
@@ -78,7 +79,7 @@ def made(folder: Path, images: int, share: float) -> dict[str, str]:
     return bad
 
 
-def started(folder: Path, output: str) -> "subprocess.Popen[bytes]":
+def started(folder: Path, output: str, *more: str) -> "subprocess.Popen[bytes]":
     """The command, as a user gives it."""
     words = [
         "batch",
@@ -91,7 +92,7 @@ def started(folder: Path, output: str) -> "subprocess.Popen[bytes]":
         "16",
     ]
     return subprocess.Popen(
-        [sys.executable, "-m", "camscope", *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "camscope", *words, *more], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
 
 
@@ -115,21 +116,62 @@ def killed(folder: Path, output: str, times: int, chunks: int) -> list[int]:
     return seen
 
 
+def workers_killed(folder: Path, output: str, times: int, chunks: int) -> list[int]:
+    """The same of Ray's workers, one at a time, while the driver goes on."""
+    instants, parts, seen = random.Random(0), folder / output / "parts", list[int]()
+    process = started(folder, output, "--engine", "ray", "--workers", "2", "--threads", "1")
+    for turn in range(times):
+        while process.poll() is None and len(list(parts.glob("part-*"))) < (turn + 1) * chunks // (times + 2):
+            time.sleep(0.002)
+        time.sleep(instants.random() * 0.1)
+        victims = [pid for pid in _children(process.pid) if "MapWorker" in _command(pid)]
+        if not victims or process.poll() is not None:
+            break
+        os.kill(instants.choice(victims), signal.SIGKILL)
+        seen.append(len(list(parts.glob("part-*"))))
+    print(f"the one start: exit code {process.wait()}")
+    return seen
+
+
+def _children(pid: int) -> list[int]:
+    """All that descend from a process."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, kill, compare, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_kill", description=__doc__)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
     options = parser.parse_args(arguments)
     with TemporaryDirectory() as place:
         folder = Path(place)
         bad = made(folder, options.images, 0.05)
-        whole, chunks = started(folder, "whole"), -(-options.images // 16)
+        one_thread = ("--threads", "1")  # as a worker of Ray has: the last digits depend on it
+        whole, chunks = started(folder, "whole", *one_thread), -(-options.images // 16)
         print(f"uninterrupted: exit code {whole.wait()}")
-        seen = killed(folder, "killed", options.times, chunks)
-        print(f"killed at {seen} of {chunks} parts")
-        last = started(folder, "killed")
-        print(f"the last start: exit code {last.wait()}")
+        if options.engine == "ray":
+            print(f"workers killed at {workers_killed(folder, 'killed', options.times, chunks)} of {chunks} parts")
+        else:
+            print(f"killed at {killed(folder, 'killed', options.times, chunks)} of {chunks} parts")
+            print(f"the last start: exit code {started(folder, 'killed').wait()}")
         compare(folder, bad)
 
 

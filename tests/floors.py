@@ -12,6 +12,7 @@ FLOORS = {
     **dict.fromkeys(["explainers", "models"], 3),
     "metrics": 4,
     "batch": 5,
+    "measure": 5.5,  # metrics of the maps of a run
     **dict.fromkeys(["app", "audit"], 6),
     "cli": 7,
     "__main__": 8,

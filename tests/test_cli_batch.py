@@ -53,7 +53,15 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
 
 
 @pytest.mark.parametrize(
-    "words", [("nothing.csv",), ("images", "--shard", "2/2"), ("images", "--method", "gradcan"), ("none",)]
+    "words",
+    [
+        ("nothing.csv",),
+        ("images", "--workers", "2"),
+        ("images", "--engine", "dask"),
+        ("images", "--shard", "2/2"),
+        ("images", "--method", "gradcan"),
+        ("none",),
+    ],
 )
 def test_what_is_wrong_is_said_in_a_line(images, words):
     result = batch(*words)

@@ -1,10 +1,15 @@
 """The scripts in examples/ run, and what they print is true."""
 
+import os
 import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from camscope import Explanation
 from camscope.explainers import METHODS
@@ -15,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def test_every_example_is_run_by_a_test():
     names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py", "shortcut.py"}
-    names |= {"batch_heatmaps.py"}
+    names |= {"batch_heatmaps.py", "batch_ray.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -37,6 +42,48 @@ def test_a_folder_of_heatmaps_is_there_when_it_is_asked_for_again(tmp_path, caps
     assert "started again: 9 were there, 0 to do" in printed
     assert "nodule (p=" in printed
     assert len(list((tmp_path / "heatmaps" / "overlays").rglob("*.jpg"))) == 16
+
+
+def run_with(words, **environment):
+    variables = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_ray_is_started_works_and_is_ended_without_a_word_of_its_own(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    done = run_with([sys.executable, str(EXAMPLES / "batch_ray.py"), str(tmp_path)])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:-1] == [
+        *(f"{n} of 32 images" for n in range(0, 33, 8)),
+        "32 images by Ray, 0 without a map",
+        "32 were there, 0 to do",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="it is a script for bash")
+def test_a_task_of_the_slurm_job_does_its_share(tmp_path):
+    pytest.importorskip("pyarrow")
+    script = str(EXAMPLES / "slurm.sh")
+    assert run_with(["bash", "-n", script]).returncode == 0
+    command = tmp_path / "bin" / "camscope"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m camscope "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / "my images").mkdir()
+    for n in range(5):
+        Image.new("RGB", (24, 24), (n, n, n)).save(tmp_path / "my images" / f"{n}.png")
+    task = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_CPUS_PER_TASK": "1"}
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    words = ["bash", script, str(tmp_path / "my images"), str(tmp_path / "out"), "--chunk", "1"]
+    done = run_with(words, PATH=path, **task)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(part.name for part in (tmp_path / "out" / "parts").iterdir()) == [
+        "part-00000001.parquet",
+        "part-00000003.parquet",
+    ]
+    forgotten = run_with(words[:3], PATH=path, **task)
+    assert forgotten.returncode != 0
+    assert "usage: sbatch slurm.sh IMAGES FOLDER" in forgotten.stderr
 
 
 def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):

@@ -18,6 +18,8 @@ CamscopeError
 CamscopeWarning (UserWarning)               a result that is flagged, not wrong
 """
 
+from typing import Any
+
 
 class CamscopeError(Exception):
     """The root of every error that camscope raises itself."""
@@ -76,6 +78,11 @@ class MissingExtraError(CamscopeError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f'{package} is not installed; run: pip install "camscope[{extra}]"')
+        self._given = package, extra
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As other processes get it: made of what it was made of, not of its message."""
+        return type(self), self._given, self.__dict__
 
 
 class CamscopeWarning(UserWarning):

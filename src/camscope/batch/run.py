@@ -5,9 +5,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from camscope.batch.local import Outcome, Plan, Told, run_chunks
+from camscope.batch import local, on_ray
+from camscope.batch.local import Outcome, Plan, Told
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.names import Names
 from camscope.batch.pictures import Pictures
@@ -23,6 +24,7 @@ from camscope.hooks.base import unwrap
 from camscope.targets import Question
 
 CHUNK = 256  # images in a part
+Engine = Literal["local", "ray"]
 
 
 def run_batch(
@@ -42,6 +44,9 @@ def run_batch(
     overlay_height: int | None = None,
     overwrite: bool = False,
     told: Told | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    workers: int | None = None,
 ) -> Outcome:
     """Explain every image that `source` means, and write the raw maps to `output`: see `Run` for reading them.
 
@@ -53,7 +58,15 @@ def run_batch(
     large JPEG at a half, a quarter or an eighth, four times what the preprocessing resizes it to at least: five times as fast
     for 8 megapixels, and the maps' ranks correlate at 0.994 or more. `overlays`: "jpg", "png" or "webp", to draw each map on
     its image, at `overlay_height` rows, or the image's own.
+
+    `engine`: "local", this process; or "ray", `workers` processes on the cluster at `address`, each with the model: as many as
+    it has GPUs (for a model on CUDA) or CPUs. Without an address: the Ray of this machine, started where none is. Rows are the
+    same, and either engine goes on where the other was.
     """
+    if engine not in ("local", "ray"):
+        raise InputError(f"engine={engine!r}: expected 'local' or 'ray'")
+    if engine == "local" and (address is not None or workers is not None):
+        raise InputError("address and workers are Ray's: pass engine='ray' as well, or leave them out")
     each = [tools] if isinstance(tools, Explainer) else list(tools)
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
@@ -65,7 +78,9 @@ def run_batch(
         worker = replace(worker, pictures=pictures)
         made_with["made_with"]["overlays"] = {"kind": overlays, "height": overlay_height}
     store.begin(made_with, overwrite=overwrite)
-    return run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
+    if engine == "ray":
+        return on_ray.run_chunks(worker, manifest, store, plan, threads, max_failures, told, address, workers)
+    return local.run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
 
 
 def facts(worker: Worker, chunk: int) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class Bar:
         """So many steps are done."""
         self._bar.advance(self._task, steps)
 
+    def at(self, done: int, total: int) -> None:
+        """So many steps are done, of how many."""
+        self._bar.update(self._task, completed=done, total=total)
+
     def begin(self, what: str) -> None:
         """The next step has this name, and those before it are done."""
         self._bar.update(self._task, description=base.shown(what), completed=self._begun)
@@ -80,6 +84,11 @@ def _progress(console: "Console") -> "Progress":
 def of_method(kind: "type[Explainer]") -> dict[str, Any]:
     """The setting by which a method shows its own bar, where it has one and somebody is there to see it."""
     return {"progress": True} if "progress" in signature(kind).parameters and sys.stderr.isatty() else {}
+
+
+def silent(kind: "type[Explainer]") -> dict[str, Any]:
+    """The setting by which a method shows no bar, where it has one: for a command with one of its own."""
+    return {"progress": False} if "progress" in signature(kind).parameters else {}
 
 
 @contextlib.contextmanager

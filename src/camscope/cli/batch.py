@@ -1,7 +1,6 @@
 """`camscope batch`: the maps of many images in one Parquet dataset, restartable at any instant."""
 
-from inspect import signature
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -52,13 +51,25 @@ def run(
         typer.Option("--reduced", help="Decode large JPEGs smaller: about five times as fast, maps nearly the same."),
     ] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images in one pass.")] = 16,
-    threads: Annotated[int | None, typer.Option(min=1, help="That read images; default: one a core.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="That read images, in each process; default: one a core of its.")
+    ] = None,
     chunk: Annotated[int, typer.Option(min=1, help="Images in a part file.")] = 256,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="The I-th of N processes that share the work, from 0.")
     ] = "0/1",
     max_failures: Annotated[
         int | None, typer.Option("--max-failures", min=0, help="End when more images have failed.")
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="What does the work: this process, or Ray.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; default: Ray on this machine, started if need be."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
     ] = None,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
@@ -71,10 +82,7 @@ def run(
     layers = None if layer is None else base.split(layer)
     asking.expect_a_layer(methods, layers)
     keywords = settings(set_ or [], methods)
-    quiet = {
-        name: {"progress": False} if "progress" in signature(kind).parameters else {} for name, kind in methods.items()
-    }
-    keywords = {name: {**own, **keywords[name]} for name, own in quiet.items()}
+    keywords = {name: {**bars.silent(kind), **keywords[name]} for name, kind in methods.items()}
     manifest = manifest_of(source, "" if anywhere else root)
     net = base.loaded(model, weights, device)
     tools = asking.explainers(methods, net, layers, preprocess, keywords)
@@ -94,6 +102,9 @@ def run(
             overlay_height=height,
             overwrite=overwrite,
             told=told,
+            engine=engine,
+            address=address,
+            workers=workers,
         )
     _tell(outcome, output)
 

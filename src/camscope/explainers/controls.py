@@ -81,12 +81,7 @@ class CentreGaussian(Control):
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S): 1 in the middle."""
-        exponent = full_precision(x.new_zeros(()))
-        for axis, size in enumerate(x.shape[2:]):
-            offsets = (torch.arange(size, device=x.device, dtype=exponent.dtype) + 0.5) / size - 0.5
-            squares = (offsets / self.sigma).square() / 2
-            exponent = exponent[..., None] - squares if axis else -squares
-        return exponent.exp().repeat(len(x), *[1] * exponent.ndim)
+        return centre_gaussian(x, self.sigma)
 
 
 @register
@@ -107,13 +102,28 @@ class EdgeDetector(Control):
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S)"""
-        grey = full_precision(x).mean(1)
-        axes = range(1, grey.ndim)
-        heat = torch.stack([_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
-        for axis in axes:
-            sigma = self.smoothing * heat.shape[axis]
-            heat = smoothed(heat, axis, sigma, math.ceil(3 * sigma), "replicate")
-        return heat.contiguous()
+        return edges(x, self.smoothing)
+
+
+def centre_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
+    """(N,C,*S) -> (N,*S): exp(-|p|² / 2 sigma²), p from the middle in lengths of the input along each axis."""
+    exponent = full_precision(x.new_zeros(()))
+    for axis, size in enumerate(x.shape[2:]):
+        offsets = (torch.arange(size, device=x.device, dtype=exponent.dtype) + 0.5) / size - 0.5
+        squares = (offsets / sigma).square() / 2
+        exponent = exponent[..., None] - squares if axis else -squares
+    return exponent.exp().repeat(len(x), *[1] * exponent.ndim)
+
+
+def edges(x: Tensor, smoothing: float = 0.01) -> Tensor:
+    """(N,C,*S) -> (N,*S): how steep the grey is; see `EdgeDetector`."""
+    grey = full_precision(x).mean(1)
+    axes = range(1, grey.ndim)
+    heat = torch.stack([_central_difference(grey, axis) for axis in axes]).square().sum(0).sqrt()
+    for axis in axes:
+        sigma = smoothing * heat.shape[axis]
+        heat = smoothed(heat, axis, sigma, math.ceil(3 * sigma), "replicate")
+    return heat.contiguous()
 
 
 def _central_difference(values: Tensor, axis: int) -> Tensor:

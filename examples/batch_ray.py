@@ -1,0 +1,43 @@
+"""Heatmaps by several processes, or machines, with Ray: `python examples/batch_ray.py [FOLDER]` works there.
+
+Needs: pip install "camscope[ray]"
+"""
+
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from camscope import GradCAM, load_model
+from camscope.batch import Outcome, Run, run_batch
+from camscope.phantom import draw
+
+FINDINGS = (None, "nodule", "effusion", "pneumothorax")
+
+
+def told(so_far: Outcome) -> None:
+    """Called in this process whenever a worker has finished a part."""
+    print(f"{so_far.before + so_far.images} of {so_far.total} images")
+
+
+def main(folder: Path, count: int = 32) -> None:
+    """Draw a folder of images, explain them by two workers, and go on with the other engine."""
+    images = folder / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    for n in range(count):
+        Image.fromarray(draw(seed=n, finding=FINDINGS[n % 4]).image).save(images / f"scan-{n:03d}.png")
+
+    # Each worker gets a copy of the explainer, and works off one part of eight images after the other.
+    # address="HOST:PORT" is a cluster's; without it Ray starts on this machine, and ends with the run.
+    tool, output = GradCAM(load_model("phantom")), folder / "heatmaps"
+    outcome = run_batch(tool, images, output, chunk=8, engine="ray", workers=2, told=told)
+    print(f"{outcome.images} images by Ray, {outcome.failures} without a map")
+
+    # The parts are the ledger, whoever wrote them: the local engine finds nothing left to do.
+    again = run_batch(tool, images, output, chunk=8)
+    print(f"{again.before} were there, {again.images} to do")
+    print(f"{len(Run(output))} rows in {output}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("camscope-ray-example"))

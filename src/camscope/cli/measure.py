@@ -1,0 +1,122 @@
+"""`camscope measure`: metrics of the maps of a run, with intervals, beside maps that know nothing."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from camscope.cli import bars, base
+from camscope.cli.paths import check_free
+from camscope.files import write_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from camscope.measure import Measures
+    from camscope.measure.summary import Line
+
+EXAMPLE = "camscope measure heatmaps --masks annotations.json -o measures"
+SHOWN = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
+
+
+def run(
+    source: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run: what camscope batch wrote.")],
+    masks: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."),
+    ] = None,
+    category: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these; default: all that need no model.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Only these rows in the tables, as in camscope show.")
+    ] = None,
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
+    ] = "camscope-measure",
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
+    overwrite: base.OverwriteOption = False,
+) -> None:
+    """Judge the maps of a run by where the evidence is, and by what they are like. Start it again, and it goes on."""
+    from camscope.batch import Run
+    from camscope.measure import measure
+
+    made = Run(source)
+    names = None if metric is None else base.split(metric)
+    with bars.bar("measuring", 1, base.out()) as bar:
+        found = measure(
+            made,
+            output,
+            masks,
+            names,
+            categories=base.split(category or ""),
+            threads=threads,
+            overwrite=overwrite,
+            told=bar.at,
+        )
+    tables(found, None if names is not None or not masks else SHOWN, figure, where, group, overwrite=overwrite)
+
+
+def tables(
+    found: "Measures",
+    names: "Sequence[str] | None" = None,
+    figure: str | None = None,
+    where: str | None = None,
+    group: str | None = None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Print what metrics say, of `names` or of all, and draw it."""
+    from camscope.measure.figure import drawn
+    from camscope.measure.summary import summarised
+
+    table, console = found.table(where), base.out()
+    if not table.num_rows:
+        base.complain(f"no row matches {where}")
+        raise typer.Exit(base.FAILED)
+    lines = {name: own for name, own in summarised(table, group).items() if names is None or name in names}
+    for name, own in lines.items():
+        console.print(_table(name, own))
+    if figure is not None:
+        check_free(Path(figure), overwrite)
+        write_bytes(figure, drawn(lines, Path(figure).suffix), overwrite=overwrite)
+    where_to = base.shown(found.folder)
+    console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
+
+
+def _table(name: str, lines: "list[Line]") -> "Table":
+    from rich.text import Text
+
+    from camscope.metrics import METRICS
+
+    way = {True: "more is better", False: "less is better", None: ""}[METRICS[name].higher_is_better]
+    table = base.table("method", "mean [95 %]>", "over the best control>", "p>", "n>", "undefined>")
+    table.title, table.title_justify = f"{name}: {METRICS[name].formula}" + (f" ({way})" if way else ""), "left"
+    for line in lines:
+        estimate, over = line.estimate, line.over_control
+        cells = (
+            ("–",) * 5
+            if estimate is None
+            else (
+                str(estimate),
+                "" if over is None else f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}]",
+                "" if over is None or over.p is None else f"{over.p:.3f}",
+                str(estimate.n),
+                str(estimate.undefined),
+            )
+        )
+        style = "dim" if line.control else "bold" if line.beats_control else ""
+        title = Text(base.shown(line.title) + (" (control)" if line.control else ""), style)
+        table.add_row(title, *cells, style="dim" if line.control else None)
+    return table

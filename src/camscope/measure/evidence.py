@@ -1,0 +1,179 @@
+"""Evidence: where the answer is known to be, for each image of a run: masks, boxes, points, or a COCO file of them."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from camscope.errors import ImageError, InputError, UndefinedError
+from camscope.images.listing import images_of
+from camscope.images.photo import read_photo
+
+Mask = npt.NDArray[np.bool_]
+Row = Mapping[str, Any]
+Size = tuple[int, ...]
+
+
+class Evidence(ABC):
+    """What says of an image which of its pixels are the evidence."""
+
+    @abstractmethod
+    def mask(self, row: Row, size: Size) -> Mask:
+        """(H,W) bool of the image of a row; UndefinedError where nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class Files(Evidence):
+    """Mask pictures by the stem of their image's name: every pixel that is not black is evidence."""
+
+    files: Mapping[str, str]
+
+    def mask(self, row: Row, size: Size) -> Mask:
+        """(H,W)"""
+        file = self.files.get(stem(row["path"]))
+        if file is None:
+            raise UndefinedError("there is no mask of its name")
+        return picture(file, size)
+
+
+@dataclass(frozen=True)
+class Column(Evidence):
+    """A column of the manifest: a mask's path, or boxes [[x, y, width, height], …] or points [[x, y], …] as lists or JSON."""
+
+    name: str
+    root: Path
+
+    def mask(self, row: Row, size: Size) -> Mask:
+        """(H,W)"""
+        value = row[self.name]
+        if value is None or value in ("", []):
+            raise UndefinedError("there is no evidence in its row")
+        if isinstance(value, str) and not value.lstrip().startswith("["):
+            return picture(str(self.root / value), size)
+        try:
+            known = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"row {row['row']}: {value!r} in {self.name} is no list of boxes or points") from error
+        if known.ndim == 1:
+            known = known[None]
+        if known.ndim != 2 or known.shape[1] not in (2, 4):
+            raise InputError(
+                f"row {row['row']}: {value!r} in {self.name}; expected boxes [x, y, width, height] or points [x, y]"
+            )
+        return of_boxes(known, size) if known.shape[1] == 4 else of_points(known, size)
+
+
+@dataclass(frozen=True)
+class Coco(Evidence):
+    """Annotations of images by file name: boxes, outlines (polygons), or `mask_file`, beside the COCO file."""
+
+    known: Mapping[str, Sequence[Mapping[str, Any]]]
+    sizes: Mapping[str, Size]
+    folder: Path
+
+    @classmethod
+    def read(cls, path: Path, categories: Iterable[str] = ()) -> "Coco":
+        """A COCO file; `categories`: only annotations of these names."""
+        try:
+            plain = json.loads(path.read_bytes())
+            names = {one["id"]: PurePosixPath(one["file_name"]).name for one in plain["images"]}
+            sizes = {PurePosixPath(one["file_name"]).name: (one["height"], one["width"]) for one in plain["images"]}
+            labels = {one["id"]: one["name"] for one in plain.get("categories", ())}
+            wanted = set(categories)
+            if unknown := wanted - set(labels.values()):
+                raise InputError(
+                    f"{path} has no category {sorted(unknown)[0]!r}; there are {', '.join(labels.values())}"
+                )
+            known: dict[str, list[Mapping[str, Any]]] = {name: [] for name in names.values()}
+            for one in plain["annotations"]:
+                if not wanted or labels.get(one["category_id"]) in wanted:
+                    known[names[one["image_id"]]].append(one)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path}: this is no COCO file of annotations: {error!r}") from error
+        return cls(known, sizes, path.parent)
+
+    def mask(self, row: Row, size: Size) -> Mask:
+        """(H,W): all annotations of the image together."""
+        name = PurePosixPath(str(row["path"]).replace("\\", "/")).name
+        if not self.known.get(name):
+            raise UndefinedError("there is no annotation of its name")
+        if self.sizes[name] != tuple(size):
+            raise InputError(f"{name} is {tuple(size)} and annotated at {self.sizes[name]}; expected the same size")
+        made = np.zeros(size, np.bool_)
+        for one in self.known[name]:
+            made |= self._annotated(one, size)
+        return made
+
+    def _annotated(self, one: Mapping[str, Any], size: Size) -> Mask:
+        if "mask_file" in one:
+            return picture(str(self.folder / one["mask_file"]), size)
+        if isinstance(one.get("segmentation"), list) and one["segmentation"]:
+            return of_polygons(one["segmentation"], size)
+        return of_boxes(np.asarray([one["bbox"]], np.float64), size)
+
+
+def evidence_of(source: str | Path, columns: Sequence[str], root: Path, categories: Iterable[str] = ()) -> Evidence:
+    """What `--masks` means: a COCO file, a folder of mask pictures, or one of the `columns` that a run carries."""
+    path = Path(source)
+    if path.suffix.lower() == ".json":
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+        return Coco.read(path, categories)
+    if path.is_dir():
+        return Files({stem(file): file for file in images_of(str(path), deep=True)})
+    if str(source) in columns:
+        return Column(str(source), root)
+    raise InputError(
+        f"{source}: no COCO file (.json), no folder of masks, and no column of the run: {', '.join(columns)}"
+    )
+
+
+def stem(path: str) -> str:
+    """`a/b/cat.1.png` -> `cat.1`"""
+    return PurePosixPath(path.replace("\\", "/")).stem
+
+
+def picture(file: str, size: Size) -> Mask:
+    """(H,W): the pixels of a mask's file that are not black; it has the image's own size."""
+    try:
+        pixels = read_photo(file).pixels
+    except ImageError as error:
+        raise InputError(f"the mask {error}") from error
+    if pixels.shape[:2] != tuple(size):
+        raise InputError(f"{file} is {pixels.shape[:2]} and its image {tuple(size)}; expected the same size")
+    return np.asarray(pixels.any(2))
+
+
+def of_boxes(boxes: npt.NDArray[np.float64], size: Size) -> Mask:
+    """(M,4) x, y, width, height in pixels -> (H,W): the pixels whose middle a box covers."""
+    rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
+    made = np.zeros(size, np.bool_)
+    for x, y, width, height in boxes:
+        made |= (rows >= y) & (rows < y + height) & (columns >= x) & (columns < x + width)
+    return made
+
+
+def of_points(points: npt.NDArray[np.float64], size: Size) -> Mask:
+    """(M,2) x, y in pixels -> (H,W): the pixels that hold a point."""
+    made = np.zeros(size, np.bool_)
+    inside = [(int(y), int(x)) for x, y in points if 0 <= x < size[1] and 0 <= y < size[0]]
+    for row, column in inside:
+        made[row, column] = True
+    return made
+
+
+def of_polygons(polygons: Sequence[Sequence[float]], size: Size) -> Mask:
+    """Each x, y, x, y … -> (H,W)"""
+    import cv2
+
+    made = np.zeros(size, np.uint8)
+    for one in polygons:
+        cv2.fillPoly(made, [np.rint(np.asarray(one, np.float64).reshape(-1, 2)).astype(np.int32)], 1)
+    return made.astype(np.bool_)

@@ -1,0 +1,106 @@
+"""Summary: of each metric and method a mean with its interval, and whether it beats the best map that knows nothing."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.errors import InputError, UndefinedError
+from camscope.metrics import METRICS
+from camscope.metrics.statistics import Estimate, difference, estimated, holm
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Values = Mapping[tuple[int, Any], float]  # by row and target; NaN where there is none
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a metric says of a method: `estimate`, and the paired differences to the best control and to the best method.
+
+    Differences are counted so that more is better; `p` in them is corrected for how many methods there are (Holm).
+    """
+
+    metric: str
+    method: str
+    layer: str | None
+    control: bool
+    estimate: Estimate | None
+    over_control: Estimate | None = None
+    under_best: Estimate | None = None
+
+    @property
+    def title(self) -> str:
+        """`gradcam · layer4`"""
+        return " · ".join(filter(None, (self.method, self.layer)))
+
+    @property
+    def beats_control(self) -> bool:
+        """Whether the map says more than any that knows nothing, at 5 %."""
+        return self.over_control is not None and self.over_control.mean > 0 and (self.over_control.p or 0) < 0.05
+
+
+def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) -> dict[str, list[Line]]:
+    """[metric]: its lines, the best first, controls among them. `group`: a column; its groups are drawn whole.
+
+    Without it an image is a group, whatever it was asked.
+    """
+    if group is not None and group not in table.column_names:
+        raise InputError(f"no column {group!r} to group by; there are {', '.join(table.column_names)}")
+    rows = table.select(["row", "method", "layer", "parameters", "target", "control", "metric", "value"]).to_pylist()
+    groups = dict(zip(table["row"].to_pylist(), table[group or "row"].to_pylist(), strict=True))
+    names = dict.fromkeys(row["metric"] for row in rows)
+    return {name: _of_metric(name, [row for row in rows if row["metric"] == name], groups, seed) for name in names}
+
+
+def _of_metric(name: str, rows: Sequence[Mapping[str, Any]], groups: Mapping[int, Hashable], seed: int) -> list[Line]:
+    values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
+    for row in rows:
+        key = (row["method"], row["layer"], row["parameters"], row["control"])
+        values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
+    lines = {key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed)) for key, own in values.items()}
+    up = METRICS[name].higher_is_better
+    known = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
+    order = sorted(lines, key=lambda key: -known.get(key, -np.inf) * (1 if up else -1) if key in known else np.inf)
+    if up is None:
+        return [lines[key] for key in order]
+    sign = 1 if up else -1
+    controls, methods = ([key for key in order if key in known and key[3] is kind] for kind in (True, False))
+    over = _compared(values, methods, controls[:1], sign, groups)
+    under = _compared(values, methods[1:], methods[:1], sign, groups)
+    return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
+
+
+def _compared(
+    values: Mapping[Any, Values],
+    methods: Sequence[Any],
+    against: Sequence[Any],
+    sign: int,
+    groups: Mapping[int, Hashable],
+) -> dict[Any, Estimate]:
+    """The paired difference of each of some methods to one other, corrected for how many there are."""
+    found = {
+        key: gap for key in methods for other in against if (gap := _gap(values[key], values[other], sign, groups))
+    }
+    adjusted = holm([1.0 if gap.p is None else gap.p for gap in found.values()])
+    return {key: replace(gap, p=p) for (key, gap), p in zip(found.items(), adjusted, strict=True)}
+
+
+def _estimate(own: Values, groups: Mapping[int, Hashable], seed: int) -> Estimate | None:
+    try:
+        return estimated(list(own.values()), [groups[row] for row, _ in own], seed=seed)
+    except UndefinedError:
+        return None
+
+
+def _gap(one: Values, other: Values, sign: int, groups: Mapping[int, Hashable]) -> Estimate | None:
+    """Paired by image and target; a control's value of an image stands for all its targets."""
+    by_row = {row: value for (row, _), value in other.items()}
+    there = [(key, other.get(key, by_row.get(key[0], np.nan))) for key in one]
+    try:
+        mine = [sign * one[key] for key, _ in there]
+        return difference(mine, [sign * value for _, value in there], [groups[key[0]] for key, _ in there])
+    except UndefinedError:
+        return None

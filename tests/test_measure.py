@@ -1,0 +1,230 @@
+"""Measuring a run: where its evidence is, values in long form, and the statements that follow from them."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from camscope import GradCAM, LayerCAM, load_model
+from camscope.cli import app
+from camscope.errors import InputError, UndefinedError
+from camscope.geometry import Placement
+from camscope.phantom import draw
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.explanation import Explanation  # noqa: E402
+from camscope.measure import Measures, evidence_of, measure  # noqa: E402
+from camscope.measure.evidence import of_boxes, of_points, of_polygons  # noqa: E402
+from camscope.measure.figure import drawn  # noqa: E402
+from camscope.measure.maps import shown  # noqa: E402
+from camscope.measure.summary import summarised  # noqa: E402
+from camscope.metrics import METRICS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A run of twelve phantoms, one of them broken, with masks as files, boxes in a column, and a column of patients."""
+    root = tmp_path_factory.mktemp("measure")
+    rows = {"path": [], "target": [], "patient": [], "boxes": [], "mask": []}
+    (root / "masks").mkdir()
+    for n in range(12):
+        scan = draw(seed=n, finding="nodule")
+        name = f"{n:02d}.png"
+        Image.fromarray(scan.image).save(root / name)
+        Image.fromarray((scan.mask * 255).astype(np.uint8)).save(root / "masks" / name)
+        tall, wide = np.nonzero(scan.mask)
+        box = [int(wide.min()), int(tall.min()), int(np.ptp(wide)) + 1, int(np.ptp(tall)) + 1]
+        for key, value in zip(rows, [name, "nodule", n // 3, json.dumps([box]), f"masks/{name}"], strict=True):
+            rows[key].append(value)
+    (root / "05.png").write_bytes(b"no image")
+    parquet.write_table(pa.table(rows), root / "list.parquet")
+    model = load_model("phantom")
+    run_batch([GradCAM(model), LayerCAM(model)], root / "list.parquet", root / "run", chunk=5)
+    return root
+
+
+def rows_of(measures, **wanted):
+    return [row for row in measures.table().to_pylist() if all(row[key] == value for key, value in wanted.items())]
+
+
+# --- evidence
+
+
+def test_boxes_cover_the_pixels_whose_middle_they_cover():
+    assert np.argwhere(of_boxes(np.array([[1.0, 0.0, 2.0, 1.0]]), (3, 4))).tolist() == [[0, 1], [0, 2]]
+    assert np.argwhere(of_boxes(np.array([[0.6, 1.4, 1.0, 1.0]]), (3, 4))).tolist() == [[1, 1]]
+    assert np.argwhere(of_points(np.array([[3.2, 1.9], [9.0, 0.0]]), (3, 4))).tolist() == [[1, 3]]
+    assert of_polygons([[0, 0, 2, 0, 2, 2, 0, 2]], (4, 4)).sum() == 9
+
+
+def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
+    run = Run(place / "run")
+    row = run.table().to_pylist()[0]
+    mask = draw(seed=0, finding="nodule").mask
+    columns = run.dataset.schema.names
+    for source in (place / "masks", "mask"):
+        np.testing.assert_array_equal(evidence_of(source, columns, place).mask(row, mask.shape), mask)
+    box = json.loads(row["boxes"])[0]
+    coco = {
+        "images": [{"id": 7, "file_name": "sub/00.png", "width": 128, "height": 128}],
+        "categories": [{"id": 1, "name": "nodule"}, {"id": 2, "name": "wire"}],
+        "annotations": [
+            {"id": 0, "image_id": 7, "category_id": 1, "bbox": box},
+            {"id": 1, "image_id": 7, "category_id": 2, "bbox": [0, 0, 3, 3]},
+        ],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    boxed = evidence_of("boxes", columns, place).mask(row, mask.shape)
+    read = evidence_of(tmp_path / "coco.json", columns, place, ["nodule"])
+    np.testing.assert_array_equal(read.mask(row, mask.shape), boxed)
+    both = evidence_of(tmp_path / "coco.json", columns, place).mask(row, mask.shape)
+    assert both.sum() == boxed.sum() + 9
+    with pytest.raises(UndefinedError, match="no annotation of its name"):
+        read.mask({**row, "path": "other.png"}, mask.shape)
+    with pytest.raises(InputError, match="annotated at"):
+        read.mask(row, (64, 64))
+    with pytest.raises(InputError, match="no category 'tulip'; there are nodule, wire"):
+        evidence_of(tmp_path / "coco.json", columns, place, ["tulip"])
+    with pytest.raises(InputError, match="no column of the run: row, id, path"):
+        evidence_of("nowhere", columns, place)
+
+
+# --- values
+
+
+def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
+    made = measure(place / "run", tmp_path / "out", place / "masks")
+    names = {one.name for one in METRICS.values() if one.needs != "model"}
+    table = made.table()
+    assert set(table["metric"].to_pylist()) == names
+    assert len(rows_of(made, metric="enrichment", method="gradcam")) == 12
+    (failed,) = rows_of(made, metric="enrichment", method="gradcam", value=None)
+    assert failed["row"] == 5
+    assert "not an image of a format" in failed["reason"]
+    run = Run(place / "run")
+    row = run.table().to_pylist()[0]
+    heat = run.explanation(row).heatmap(scale=None)
+    mask = draw(seed=0, finding="nodule").mask
+    for name in names:
+        if METRICS[name].needs != "mask":
+            continue
+        (found,) = rows_of(made, metric=name, row=0, method="gradcam")
+        assert found["value"] == pytest.approx(METRICS[name](heat, mask), rel=1e-6), name
+    assert {row["value"] for row in rows_of(made, metric="enrichment", method="uniform")} == {1.0}
+    pointing = {row["row"]: row["value"] for row in rows_of(made, metric="pointing-game", method="uniform")}
+    assert pointing[0] == pytest.approx(mask.mean())
+    assert all(row["control"] == (row["layer"] is None) for row in table.to_pylist() if row["row"] != 5)
+
+
+def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
+    whole = measure(place / "run", tmp_path / "out", place / "masks", ["enrichment"]).table()
+    (tmp_path / "out" / "parts" / "part-00000001.parquet").unlink()
+    seen = []
+    again = measure(
+        place / "run", tmp_path / "out", place / "masks", ["enrichment"], told=lambda *at: seen.append(at)
+    ).table()
+    assert again.equals(whole)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    with pytest.raises(InputError, match="no metrics of a run"):
+        Measures(place / "run")
+    from camscope.errors import OutputError
+
+    with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
+        measure(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
+    with pytest.raises(InputError, match="needs to know where the evidence is"):
+        measure(place / "run", tmp_path / "new", None, ["enrichment"])
+    with pytest.raises(InputError, match="no metric 'hit'; there are"):
+        measure(place / "run", tmp_path / "new", place / "masks", ["hit"])
+
+
+def test_what_was_cropped_away_is_no_background():
+    """The model was shown columns 2 to 5 of 8: half of the evidence lies outside, and area counts inside alone."""
+    one = Explanation(
+        np.array([[1.0, 0.0], [0.0, 0.0]]), "gradcam", 0, "a", 1.0, input_size=(4, 4),
+        placement=Placement.identity((4, 8)).cropped((0, 2), (4, 4)),
+    )  # fmt: skip
+    mask = np.zeros((4, 8), bool)
+    mask[0, :4] = True
+    heat, inside, window = shown(one, mask)
+    assert heat.shape == inside.shape == (4, 4)
+    assert window == (slice(0, 4), slice(2, 6))
+    assert np.argwhere(inside).tolist() == [[0, 0], [0, 1]]
+    mask[:, 2:] = False
+    with pytest.raises(UndefinedError, match="none of the evidence was shown"):
+        shown(one, mask)
+
+
+# --- statements
+
+
+def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
+    def rows(method, values, control=False):
+        return [
+            {"row": n, "method": method, "layer": None if control else "l", "parameters": None, "target": "0",
+             "control": control, "metric": "enrichment", "value": value, "site": n // 4}
+            for n, value in enumerate(values)
+        ]  # fmt: skip
+
+    made = [
+        *rows("good", [3.0, 4.0, 3.5, 3.2, 3.1, 2.9, 3.3, None]),
+        *rows("weak", [1.1, 0.9, 1.0, 1.2, 0.8, 1.1, 0.9, 1.0]),
+        *rows("centre", [1.0, 1.2, 0.8, 1.0, 1.1, 0.9, 1.0, 1.0], control=True),
+        *rows("uniform", [0.5] * 8, control=True),
+    ]
+    (lines,) = summarised(pa.Table.from_pylist(made)).values()
+    assert [line.title for line in lines] == ["good · l", "weak · l", "centre", "uniform"]
+    good, weak, centre, _ = lines
+    assert (good.estimate.n, good.estimate.undefined) == (7, 1)
+    assert good.estimate.mean == pytest.approx(23 / 7)
+    assert good.over_control.mean == pytest.approx(np.mean([2.0, 2.8, 2.7, 2.2, 2.0, 2.0, 2.3]))
+    assert good.beats_control
+    assert not weak.beats_control
+    assert weak.under_best.mean < 0
+    assert good.under_best is centre.over_control is None
+    assert drawn({"enrichment": lines}).startswith(b"\x89PNG")
+    (by_site,) = summarised(pa.Table.from_pylist(made), "site").values()
+    assert by_site[0].estimate.groups == 2
+    with pytest.raises(InputError, match="no column 'patient' to group by"):
+        summarised(pa.Table.from_pylist(made), "patient")
+
+
+def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["measure", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
+    result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
+    assert result.exit_code == 0, result.output
+    assert "enrichment: energy inside" in result.stdout
+    assert "gradcam · layer4" in result.stdout
+    assert "uniform (control)" in result.stdout
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert CliRunner().invoke(app, [*words, "--where", "row > 99"]).exit_code == 1
+    assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
+    other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
+    assert other.exit_code == 2
+    assert "this is no run" in other.stderr
+
+
+def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["benchmark", "phantom", "--method", "gradcam,saliency", "--count", "6", "-o", "out"]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    assert "gradcam · layer4" in first.stdout
+    assert "edges (control)" in first.stdout
+    table = Measures("out/measures").table(where="metric = 'enrichment' and not control")
+    assert set(table["method"].to_pylist()) == {"gradcam", "saliency"}
+    assert min(table["value"].to_pylist()) > 1
+    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")}
+    again = CliRunner().invoke(app, [*words, "--figure", "f.png"])
+    assert again.exit_code == 0, again.output
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")} == parts
+    other = CliRunner().invoke(app, [*words[:-1], "out", "--seed", "3"])
+    assert other.exit_code != 0
+    assert CliRunner().invoke(app, ["benchmark", "photos"]).exit_code == 2
