@@ -301,6 +301,9 @@ def test_another_class_by_hand():
     assert random_logit(Saliency(model), x, 0) == pytest.approx(1.0)  # sizes: the same for both
     assert random_logit(EdgeDetector(model), x, 0) == pytest.approx(1.0)
     assert random_logit(InputXGradient(model), x, 0, other=1, similarity="pearson") == pytest.approx(-1.0)
+    model.head.weight.data[1] = 0
+    with pytest.raises(UndefinedError, match="the map of class 1 is zero everywhere"):
+        random_logit(InputXGradient(model), x, 0)
     with pytest.raises(TargetError, match="pass other="):
         random_logit(InputXGradient(model), x, lambda output: output[:, 0])
     assert METRICS["random-logit"].needs == "explainer"

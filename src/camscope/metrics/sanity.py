@@ -119,6 +119,11 @@ def random_logit(
         other = (own + step) % probe.classes
     second = Probe.of(probe.tool, x, other)
     one, two = (_on_input(_maps(each, x), x)[0] for each in (probe, second))
+    for heat, asked in ((one, probe), (two, second)):
+        if not heat.any():
+            raise UndefinedError(
+                f"the map of {asked.score.label_of(0)} is zero everywhere: there is nothing to compare"
+            )
     return SIMILARITIES[similarity](one, two)
 
 

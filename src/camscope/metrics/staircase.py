@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 def staircase(title: str, steps: Sequence[str], maps: Floats, curves: Sequence[Row]) -> Picture:
     """(H,W,3): a column for each step, the trained model's first; a row of maps of the first image, and one for each curve."""
-    names = ["trained", *(".".join(name.split(".")[-2:]) for name in steps)]
+    names = ["trained", *_short(steps)]
     step = int(np.clip(WIDE // len(names), 64, 128))
     floor = min(float(np.nanmin(one.low, initial=0.0)) for one in curves)
     ends = (-1.0 if floor < -0.5 else -0.5 if floor < -0.1 else -0.1, 1.0)
@@ -76,6 +76,12 @@ def _words(verdict: Verdict | None, rows: int, width: int) -> Picture:
     column = np.concatenate(tiles)[:rows]
     out[(rows - column.shape[0]) // 2 :][: column.shape[0]] = column
     return out
+
+
+def _short(steps: Sequence[str]) -> list[str]:
+    """The ends of the names: their last part, or two where a number is all that it is."""
+    parts = [name.split(".") for name in steps]
+    return [".".join(part[-2:] if part[-1].isdigit() else part[-1:]) for part in parts]
 
 
 def _label(name: str, width: int) -> Picture:
