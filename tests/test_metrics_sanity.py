@@ -13,8 +13,8 @@ from camscope.errors import InputError, LayerError, ModelError, OutputError, Tar
 from camscope.explainers import CentreGaussian, Denoised, EdgeDetector, GradCAM, InputXGradient, Saliency
 from camscope.explainers.controls import Control
 from camscope.metrics import METRICS, Randomised, average_precision, random_logit, randomisation, untrained
+from camscope.metrics.forgetting import parts, reset
 from camscope.metrics.staircase import _thumbnail
-from camscope.metrics.untrained import parts, reset
 from camscope.phantom import as_input, draw, load_phantom_net
 from nets import CASES, Flat, Tokens
 from untouched import untouched

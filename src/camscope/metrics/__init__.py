@@ -3,6 +3,7 @@
 from camscope.metrics.base import METRICS, Metric
 from camscope.metrics.changes import Change, Noise, Rotation, Shift
 from camscope.metrics.complexity import effective_area, entropy, sparseness
+from camscope.metrics.forgetting import untrained
 from camscope.metrics.localisation import (
     average_precision,
     centroid_distance,
@@ -29,7 +30,6 @@ from camscope.metrics.robustness import (
 from camscope.metrics.sanity import random_logit, randomisation
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
 from camscope.metrics.statistics import Estimate, difference, estimated, holm
-from camscope.metrics.untrained import untrained
 from camscope.metrics.verdicts import Verdict
 
 __all__ = [

@@ -18,6 +18,7 @@ from camscope.explainers.draws import seeds as drawn_seeds
 from camscope.explainers.scope import expect_one_of, expect_whole
 from camscope.geometry import Placement
 from camscope.metrics.base import Floats, metric
+from camscope.metrics.forgetting import Part, copied, named, parts, reset
 from camscope.metrics.probe import Probe, single
 from camscope.metrics.randomised import Randomised
 from camscope.metrics.similarity import (
@@ -32,7 +33,6 @@ from camscope.metrics.similarity import (
     ranks,
     windowed,
 )
-from camscope.metrics.untrained import Part, copied, named, parts, reset
 from camscope.targets import Question
 
 Order = Literal["cascading", "independent"]

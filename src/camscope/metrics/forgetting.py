@@ -1,4 +1,4 @@
-"""Untrained: an explainer on a copy of its model whose parts have lost what they learnt; the user's model stays as it is."""
+"""Forgetting: an explainer on a copy of its model whose parts have lost what they learnt; the user's model stays as it is."""
 
 import copy
 from collections.abc import Sequence
