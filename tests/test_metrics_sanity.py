@@ -1,5 +1,6 @@
 """Sanity: parts lose what they learnt, the user's model loses nothing; an edge detector fails, Grad-CAM passes."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from camscope.explainers.controls import Control
 from camscope.metrics import METRICS, Randomised, average_precision, random_logit, randomisation, untrained
 from camscope.metrics.forgetting import parts, reset
 from camscope.metrics.staircase import _thumbnail
+from camscope.models import load_model
 from camscope.phantom import as_input, draw, load_phantom_net
 from nets import CASES, Flat, Tokens
 from untouched import untouched
@@ -163,7 +165,7 @@ def test_the_edge_detector_fails_and_gradcam_passes_on_every_seed(net, scans):
 
 
 def test_a_map_that_is_the_same_for_every_image_fails_too(net, scans):
-    found = randomisation(CentreGaussian(net), scans[:3], seeds=[0], layers=["conv1"])
+    found = randomisation(CentreGaussian(net), scans[:5], seeds=[0], layers=["conv1"])
     assert found.null_interval("ssim") == pytest.approx((1.0, 1.0, 1.0))
     assert not found.passes
 
@@ -195,26 +197,34 @@ def told(values, null, order="cascading"):
 
 
 def test_verdicts_by_hand():
-    falls = told([[[0.9, 0.7, 0.8], [0.2, 0.4, 0.0]], [[0.5, 0.7, 0.6], [0.2, 0.4, 0.0]]], 0.3)
+    falls = told([[[0.9, 0.7, 0.8, 0.8, 0.8], [0.2, 0.4, 0.0, 0.2, 0.2]], [[0.6] * 5, [0.2, 0.4, 0.0, 0.1, 0.3]]], 0.3)
     np.testing.assert_allclose(falls.curve("spearman"), [1.0, 0.7, 0.2])
     low, high = falls.spread("spearman")
     np.testing.assert_allclose([low, high], [[1.0, 0.6, 0.2], [1.0, 0.8, 0.2]])
     assert falls.passes
     assert falls.verdicts["spearman"][:4] == (True, pytest.approx(0.2), pytest.approx(0.3), pytest.approx(0.3))
     assert "less alike than" in falls.verdicts["spearman"].reason
-    stays = told([[[0.2, 0.4, 0.0], [0.3, 0.4, 0.5]]], 0.3)
+    stays = told([[[0.2] * 5, [0.3, 0.4, 0.5, 0.4, 0.4]]], 0.3)
     assert not stays.passes
     assert "more alike than" in stays.verdicts["spearman"].reason
-    same = told([[[0.99, 0.98, 1.0]]], 1.0)
+    same = told([[[0.99, 0.98, 1.0, 1.0, 1.0]]], 1.0)
     assert (same.passes, same.verdicts["spearman"].reason) == (False, "the map is still the same")
 
 
+def test_four_images_are_no_null():
+    few = told([[[0.1] * 4]], 0.3)
+    with pytest.raises(UndefinedError, match=r"4 images are too few .* pass 5 or more"):
+        _ = few.passes
+    assert few.title.startswith("m, cascading randomisation, no verdict (4 images")
+    assert few.figure().shape[2] == 3
+
+
 def test_maps_without_a_number_are_counted_and_too_many_are_no_pass():
-    few, many = told([[[0.1, np.nan, 0.2]]], 0.3), told([[[0.1, np.nan, np.nan]]], 0.3)
+    few, many = told([[[0.1, np.nan, 0.2, 0.1, 0.2]]], 0.3), told([[[0.1, 0.1, *3 * [np.nan]]]], 0.3)
     assert (few.passes, few.undefined, few.curve("spearman")[-1]) == (True, 1, pytest.approx(0.15))
-    assert (many.passes, many.undefined) == (False, 2)
+    assert (many.passes, many.undefined) == (False, 3)
     assert "nothing to compare" in many.verdicts["spearman"].reason
-    none = told([[[np.nan] * 3]], np.nan)
+    none = told([[[np.nan] * 5]], np.nan)
     assert not none.passes
     assert np.isnan(none.null_interval("spearman")).all()
     assert none.figure().shape[2] == 3
@@ -271,10 +281,12 @@ def test_nan_and_zeros_of_a_random_net_cost_only_their_own_numbers(net):
 @pytest.mark.parametrize("case", ["signal", "volume", "tokens"])
 def test_any_number_of_axes(case):
     model, x = CASES[case].make()
-    found = randomisation(Saliency(model), torch.cat([x, -x]), 1, seeds=[0])
+    found = randomisation(Saliency(model), torch.cat([x, -x, x.flip(-1), -x.flip(-1)]), 1, seeds=[0])
     assert set(found.values) == {"ssim", "spearman"}  # these have no room for a picture's histograms
     assert found.figure().shape[2] == 3
-    assert f"<saliency, cascading randomisation: {'passes' if found.passes else 'fails'} (" in repr(found)
+    assert f"<saliency, cascading randomisation: {'passes' if found.passes else 'fails'} ({4 * len(x)} images" in repr(
+        found
+    )
 
 
 def test_questions_are_the_trained_models(net, scans):
@@ -355,6 +367,19 @@ def test_a_thumbnail_has_its_peak_where_the_map_has_it():
     assert (_thumbnail(-heat, 128).astype(int)[..., 2] > 100).all()  # blue on white: it speaks against
     for other in (np.linspace(0, 1, 30), np.ones((4, 30, 30)), np.full((30, 30), np.nan)):
         assert _thumbnail(other, 64).shape == (64, 64, 3)
+
+
+def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    case = draw(7, "nodule")
+    names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}
+    monkeypatch.chdir(tmp_path)
+    exec(code, names)
+    assert (tmp_path / "sanity.png").stat().st_size > 10_000
+    named = set(re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*)", page, re.MULTILINE))
+    told_of = {name for row in named for name in re.findall(r"[a-z-]+", row)} | {"random-logit"}
+    assert {name for name, one in METRICS.items() if one.needs in ("map", "mask", "pair", "explainer")} <= told_of
 
 
 def test_refused(net, scans):

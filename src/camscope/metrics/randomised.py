@@ -16,6 +16,8 @@ from camscope.metrics.staircase import Row, staircase
 from camscope.metrics.verdicts import Verdict, interval_of, mean_of, verdict_of
 from camscope.render import Picture
 
+LEAST = 5  # images, whose maps are 10 pairs
+
 
 @dataclass(frozen=True, eq=False)
 class Randomised:
@@ -61,10 +63,18 @@ class Randomised:
 
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
-        """Of each similarity; only a cascade has one, for it ends with a model that has learnt nothing."""
-        if self.order != "cascading":
-            raise UndefinedError("one part at a time never ends with an untrained model: the verdict is the cascade's")
+        """Of each similarity; UndefinedError where the test has none."""
+        if self.undecided:
+            raise UndefinedError(self.undecided)
         return {name: verdict_of(values[:, -1], self._intervals[name]) for name, values in self.values.items()}
+
+    @property
+    def undecided(self) -> str:
+        """Why there is no verdict; "" where there is one."""
+        if self.order != "cascading":
+            return "one part at a time never ends with an untrained model: the verdict is the cascade's"
+        few = f"{self.images} images are too few to say what maps of different images have in common: pass {LEAST} or more"
+        return few if self.images < LEAST else ""
 
     @property
     def passes(self) -> bool:
@@ -79,13 +89,13 @@ class Randomised:
     @property
     def title(self) -> str:
         """The test and its outcome in a line."""
-        said = "" if self.order != "cascading" else ": passes" if self.passes else ": fails"
+        said = ", no verdict" if self.undecided else ": passes" if self.passes else ": fails"
         words = f"{self.method}, {self.order} randomisation{said} ({self.images} images, seeds {', '.join(map(str, self.seeds))}"
         return f"{words}; {self.undefined} comparisons without a number)" if self.undefined else f"{words})"
 
     def figure(self) -> Picture:
         """(H,W,3): a column for each step: the first image's map, and how alike all maps are."""
-        verdicts = self.verdicts if self.order == "cascading" else {}
+        verdicts = {} if self.undecided else self.verdicts
         rows = [
             Row(name, self.curve(name), *self.spread(name), self.null_interval(name), verdicts.get(name))
             for name in self.values

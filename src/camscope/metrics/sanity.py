@@ -55,7 +55,7 @@ def randomisation(
     worth the name. Maps are compared on the input's pixels; `similarities`: of ssim, spearman, hog and pearson; None: the
     first three, hog where it has room. The questions are those that the trained model settles: of the
     random one, the same classes. The model is copied; it stays as it was. x holds two images at least, for the null: maps
-    of different images; 11 have 55 pairs.
+    of different images; five for a verdict; 11 have 55 pairs.
     """
     expect_one_of("order", order, "cascading", "independent")
     similarities = _usual(x) if similarities is None else similarities
