@@ -125,6 +125,13 @@ def test_a_turn_of_a_quarter_is_exact():
     assert covered.all()
 
 
+def test_half_precision_is_turned_as_well():
+    x = smooth(200, 200)
+    near = Rotation(2.0).applied(x.bfloat16())
+    assert near.dtype == torch.bfloat16
+    assert (near.double() - Rotation(2.0).applied(x)).abs().max() < 0.02
+
+
 def test_noise_is_a_share_of_the_range():
     x = smooth(60, 70) * 7
     noisy = Noise(0.1, seed=2).applied(x)

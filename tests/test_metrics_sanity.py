@@ -165,7 +165,7 @@ def test_the_edge_detector_fails_and_gradcam_passes_on_every_seed(net, scans):
 
 
 def test_a_map_that_is_the_same_for_every_image_fails_too(net, scans):
-    found = randomisation(CentreGaussian(net), scans[:5], seeds=[0], layers=["conv1"])
+    found = randomisation(CentreGaussian(net), scans[:5], seeds=[0], layers=[net])
     assert found.null_interval("ssim") == pytest.approx((1.0, 1.0, 1.0))
     assert not found.passes
 
@@ -209,6 +209,14 @@ def test_verdicts_by_hand():
     assert "more alike than" in stays.verdicts["spearman"].reason
     same = told([[[0.99, 0.98, 1.0, 1.0, 1.0]]], 1.0)
     assert (same.passes, same.verdicts["spearman"].reason) == (False, "the map is still the same")
+
+
+def test_a_part_of_the_model_is_no_end(net, scans):
+    found = randomisation(Saliency(net), scans[:5], seeds=[0], layers=["fc", "layer4"])
+    with pytest.raises(UndefinedError, match="something of the training is left"):
+        _ = found.passes
+    every = ["fc", "layer4", "layer3", "layer2", "layer1", "bn1", "conv1"]
+    assert randomisation(Saliency(net), scans[:5], seeds=[0], layers=every).undecided == ""
 
 
 def test_four_images_are_no_null():

@@ -14,6 +14,7 @@ from camscope.errors import GeometryError, InputError
 from camscope.explainers.scope import expect_number, expect_whole
 from camscope.geometry import Placement
 from camscope.metrics.base import Floats, Mask
+from camscope.targets import full_precision
 
 
 class Change(ABC):
@@ -74,9 +75,10 @@ class Rotation(Change):
         rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
         there = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
         here = torch.from_numpy(self.placement((height, width)).to_image(there)).view(height, width, 2)
-        grid = (2 * here / torch.tensor([height, width]) - 1).flip(-1).to(x)
-        planes = x.reshape(1, -1, height, width)
-        return F.grid_sample(planes, grid[None], padding_mode="border", align_corners=False).view(x.shape)
+        grid = (2 * here / torch.tensor([height, width]) - 1).flip(-1)
+        planes = full_precision(x).reshape(1, -1, height, width)  # half a number's digits are too few for a place
+        turned = F.grid_sample(planes, grid[None].to(planes), padding_mode="border", align_corners=False)
+        return turned.view(x.shape).to(x.dtype)
 
     def placement(self, size: Sequence[int]) -> Placement:
         """A turn about the middle of the last two axes."""

@@ -129,6 +129,11 @@ def named(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[Part]:
     return made
 
 
+def leave_nothing(model: nn.Module, steps: Sequence[Part]) -> bool:
+    """Whether these parts are the whole model."""
+    return set(_holders(unwrap(model))) <= {name for part in steps for name in part.modules}
+
+
 def _holders(model: nn.Module) -> list[str]:
     """Names of modules with values of their own: parameters, or the statistics of a BatchNorm without any."""
     return [

@@ -26,7 +26,7 @@ class Randomised:
     `steps`: the parts, in the order in which they went. `values` (seeds,steps,N) by similarity: NaN where a map has no
     number (all zeros, constant, NaN). `null` (N,N): of the trained model's maps of different images, NaN on the diagonal.
     `signed`: whether SSIM saw zero as 1/2; its data range is 1, see `ssim`. `maps` (1+steps,*S): the first image's, of the
-    trained model and then of the first seed.
+    trained model and then of the first seed. `whole`: whether the steps together are all of the model.
     """
 
     method: str
@@ -37,6 +37,7 @@ class Randomised:
     null: Mapping[str, Floats]
     signed: bool
     maps: Floats
+    whole: bool = True
 
     @property
     def images(self) -> int:
@@ -73,6 +74,8 @@ class Randomised:
         """Why there is no verdict; "" where there is one."""
         if self.order != "cascading":
             return "one part at a time never ends with an untrained model: the verdict is the cascade's"
+        if not self.whole:
+            return "something of the training is left after the last step: a map may still show that; name every part"
         few = f"{self.images} images are too few to say what maps of different images have in common: pass {LEAST} or more"
         return few if self.images < LEAST else ""
 

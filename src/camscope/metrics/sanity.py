@@ -18,7 +18,7 @@ from camscope.explainers.draws import seeds as drawn_seeds
 from camscope.explainers.scope import expect_one_of, expect_whole
 from camscope.geometry import Placement
 from camscope.metrics.base import Floats, metric
-from camscope.metrics.forgetting import Part, copied, named, parts, reset
+from camscope.metrics.forgetting import Part, copied, leave_nothing, named, parts, reset
 from camscope.metrics.probe import Probe, single
 from camscope.metrics.randomised import Randomised
 from camscope.metrics.similarity import (
@@ -53,9 +53,9 @@ def randomisation(
     `order`: "cascading", each step on top of those before it, which ends with an untrained model; "independent", one part
     at a time. `layers`: the parts, output first; None: at most 20, found. `seeds`: one run each, 3 at least for a verdict
     worth the name. Maps are compared on the input's pixels; `similarities`: of ssim, spearman, hog and pearson; None: the
-    first three, hog where it has room. The questions are those that the trained model settles: of the
-    random one, the same classes. The model is copied; it stays as it was. x holds two images at least, for the null: maps
-    of different images; five for a verdict; 11 have 55 pairs.
+    first three, hog where it has room. The questions are those that the trained model settles: of the random one, the same
+    classes. The model is copied; it stays as it was. x holds two images at least, for the null: maps of different images;
+    five for a verdict; 11 have 55 pairs.
     """
     expect_one_of("order", order, "cascading", "independent")
     similarities = _usual(x) if similarities is None else similarities
@@ -82,6 +82,7 @@ def randomisation(
         null,
         compared.signed,
         np.stack(shown),
+        whole=leave_nothing(tool.model, steps),
     )
 
 
