@@ -101,7 +101,7 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
 
 def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
     made = measure(place / "run", tmp_path / "out", place / "masks")
-    names = {one.name for one in METRICS.values() if one.needs != "model"}
+    names = {one.name for one in METRICS.values() if one.needs in ("map", "mask")}
     table = made.table()
     assert set(table["metric"].to_pylist()) == names
     assert len(rows_of(made, metric="enrichment", method="gradcam")) == 12
@@ -140,6 +140,8 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
         measure(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
     with pytest.raises(InputError, match="needs to know where the evidence is"):
         measure(place / "run", tmp_path / "new", None, ["enrichment"])
+    with pytest.raises(InputError, match="stability needs more than the maps that a run holds"):
+        measure(place / "run", tmp_path / "out", metrics=["sparseness", "stability"])
     with pytest.raises(InputError, match="no metric 'hit'; there are"):
         measure(place / "run", tmp_path / "new", place / "masks", ["hit"])
 

@@ -151,6 +151,10 @@ def chosen(names: Sequence[str] | None, masked: bool) -> list[Metric]:
     if unknown := [name for name in names if name not in METRICS]:
         raise InputError(f"no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
     found = [METRICS[name] for name in names]
+    if others := [one for one in found if one.needs not in ("map", "mask")]:
+        raise InputError(
+            f"{others[0].name} needs more than the maps that a run holds: camscope.metrics has it for Python"
+        )
     if wanting := [one.name for one in found if one.needs == "mask" and not masked]:
         raise InputError(f"{wanting[0]} needs to know where the evidence is: pass masks")
     return found

@@ -11,7 +11,7 @@ from camscope.errors import GeometryError, InputError, UndefinedError
 
 Floats = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-Needs = Literal["map", "mask", "model"]
+Needs = Literal["map", "mask", "pair", "model", "explainer"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 METRICS: dict[str, "Metric"] = {}
 
@@ -20,7 +20,8 @@ METRICS: dict[str, "Metric"] = {}
 class Metric:
     """An instrument: `function`, a pure one, and its facts.
 
-    `needs`: "map" (the map alone), "mask" (the map, and where the evidence is), "model" (the map, the image and the model).
+    `needs`: what it is called with. "map": the map alone; "mask": the map, and where the evidence is; "pair": two maps of one
+    size; "model": the map, the image and the model; "explainer": what makes maps, the model's input and the question.
     `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
     map that knows nothing gets, in words; "" where there is no such number.
     """
@@ -62,12 +63,19 @@ def metric(
     return registered
 
 
-def evidence(heat: npt.ArrayLike) -> Floats:
-    """(*S): what speaks for the target: the map's positive part in float64. UndefinedError for NaN and infinity."""
+def finite(heat: npt.ArrayLike) -> Floats:
+    """(*S): the map in float64. UndefinedError for NaN and infinity, InputError for a map without cells."""
     values = np.asarray(heat, np.float64)
+    if not values.size:
+        raise InputError(f"the map is {values.shape}: it has no cells")
     if not np.isfinite(values).all():
         raise UndefinedError("the map holds NaN or infinity")
-    return values.clip(min=0)
+    return values
+
+
+def evidence(heat: npt.ArrayLike) -> Floats:
+    """(*S): what speaks for the target: the map's positive part in float64. UndefinedError for NaN and infinity."""
+    return finite(heat).clip(min=0)
 
 
 def expect_mask(heat: Floats, mask: npt.ArrayLike) -> Mask:

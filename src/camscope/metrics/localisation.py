@@ -11,10 +11,12 @@ from importlib import import_module
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import MissingExtraError, UndefinedError
+from camscope.errors import InputError, MissingExtraError, UndefinedError
+from camscope.explainers.scope import expect_number
 from camscope.metrics.base import Floats, Mask, evidence, expect_mask, metric
 
 AREA = "the mask's share of the image"
+ROUNDING = 1e-12  # of the largest value
 LEVELS = tuple(np.linspace(0.05, 0.95, 19))
 
 
@@ -30,6 +32,7 @@ def pointing_game(
 ) -> float:
     """(*S), (*S) bool -> 0..1. `tolerance` in pixels, or in the units of `spacing`, the size of a pixel along each axis."""
     values, known = _given(heat, mask)
+    expect_number(tolerance=tolerance, low=0)
     near = known if not tolerance else _distances(known, spacing) <= tolerance
     return float(near[values == values.max()].mean())
 
@@ -101,9 +104,10 @@ def average_precision(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Otsu 1979; as localisation is scored by Saporta et al. 2022",
 )
 def iou_otsu(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """(*S), (*S) bool -> 0..1; undefined for a map of one value, which has no threshold."""
+    """(*S), (*S) bool -> 0..1; undefined for a map of one value, but for rounding, which has no threshold."""
     values, known = _given(heat, mask)
-    return _iou(values > _otsu(values), known)
+    scaled = values / (values.max() or 1.0)
+    return _iou(scaled > _otsu(scaled), known)
 
 
 @metric(
@@ -113,9 +117,8 @@ def iou_otsu(heat: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
 def iou(heat: npt.ArrayLike, mask: npt.ArrayLike, level: float = 0.5) -> float:
-    """(*S), (*S) bool -> 0..1. `level`: of the map's maximum, 0..1; undefined for a map without anything positive."""
-    values, known = _given(heat, mask)
-    return _iou(values >= level * _peak(values), known)
+    """(*S), (*S) bool -> 0..1; undefined for a map without anything positive. `level`: of the maximum, above 0, 1 at most."""
+    return iou_swept(heat, mask, (level,))
 
 
 @metric(
@@ -127,6 +130,8 @@ def iou(heat: npt.ArrayLike, mask: npt.ArrayLike, level: float = 0.5) -> float:
 def iou_swept(heat: npt.ArrayLike, mask: npt.ArrayLike, levels: Sequence[float] = LEVELS) -> float:
     """(*S), (*S) bool -> 0..1; undefined for a map without anything positive."""
     values, known = _given(heat, mask)
+    if not len(levels) or not all(0 < level <= 1 for level in levels):
+        raise InputError(f"levels {list(levels)}: expected one at least, each above 0 and 1 at most")
     peak = _peak(values)
     return float(np.mean([_iou(values >= level * peak, known) for level in levels]))
 
@@ -169,7 +174,7 @@ def centroid_distance(heat: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequenc
     """(*S), (*S) bool -> pixels, or the units of `spacing`; undefined for a map without anything positive."""
     values, known = _given(heat, mask)
     here, there = _centre(_shares(values)), _centre(known / known.sum())
-    return float(np.linalg.norm((here - there) * (1.0 if spacing is None else np.asarray(spacing, np.float64))))
+    return float(np.linalg.norm((here - there) * _lengths(spacing, known.ndim)))
 
 
 def _given(heat: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[Floats, Mask]:
@@ -201,9 +206,9 @@ def _centre(shares: Floats) -> Floats:
 
 
 def _otsu(values: Floats) -> float:
-    """The threshold that parts the values into two classes of least variance within, over 256 bins."""
+    """Of values of which the largest is 1: what parts them into two classes of least variance within, over 256 bins."""
     low, high = float(values.min()), float(values.max())
-    if low == high:
+    if high - low <= ROUNDING:
         raise UndefinedError("the map has one value everywhere: there is no threshold")
     counts, edges = np.histogram(values, 256, (low, high))
     centres = (edges[:-1] + edges[1:]) / 2
@@ -219,4 +224,12 @@ def _distances(mask: Mask, spacing: Sequence[float] | None) -> Floats:
         transform = import_module("scipy.ndimage").distance_transform_edt
     except ImportError as error:
         raise MissingExtraError("scipy", "metrics") from error
-    return np.asarray(transform(~mask, sampling=spacing), np.float64)
+    return np.asarray(transform(~mask, sampling=_lengths(spacing, mask.ndim)), np.float64)
+
+
+def _lengths(spacing: Sequence[float] | None, axes: int) -> Floats:
+    """(axes,): the size of a pixel along each; 1 where it is not given."""
+    lengths = np.ones(axes) if spacing is None else np.asarray(spacing, np.float64)
+    if lengths.shape != (axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
+        raise InputError(f"spacing={spacing!r}: expected {axes} positive numbers, the size of a pixel along each axis")
+    return lengths

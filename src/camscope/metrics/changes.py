@@ -1,0 +1,121 @@
+"""Changes of an input (N,C,*S) that leave what it shows as it was: moved, turned, a little noisy; and the way back."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import GeometryError, InputError
+from camscope.explainers.scope import expect_number, expect_whole
+from camscope.geometry import Placement
+from camscope.metrics.base import Floats, Mask
+from camscope.targets import full_precision
+
+
+class Change(ABC):
+    """What is done to an input, and where the changed one lies on it."""
+
+    @abstractmethod
+    def applied(self, x: Tensor) -> Tensor:
+        """(N,C,*S) -> the same shape; what comes in at the border is what the border holds."""
+
+    @abstractmethod
+    def placement(self, size: Sequence[int]) -> Placement:
+        """Where a point of the changed input lies on the input that it was."""
+
+    def carried_back(self, heat: Floats, size: Sequence[int]) -> tuple[Floats, Mask]:
+        """(*s) of the changed input -> values (*S) on the pixels of the input that it was, and which ones it shows."""
+        return self.placement(size).project(heat)
+
+
+@dataclass(frozen=True)
+class Shift(Change):
+    """Moved by so many whole pixels: along every axis by the same number, or along each by its own."""
+
+    pixels: int | tuple[int, ...]
+
+    def applied(self, x: Tensor) -> Tensor:
+        """(N,C,*S): exactly, pixel by pixel."""
+        for axis, by in enumerate(self._along(x.ndim - 2), start=2):
+            places = torch.arange(x.shape[axis], device=x.device) - by
+            x = x.index_select(axis, places.clamp(0, x.shape[axis] - 1))
+        return x
+
+    def placement(self, size: Sequence[int]) -> Placement:
+        """Nothing but an offset."""
+        offset = -np.array(self._along(len(size)), np.float64)
+        return Placement(np.column_stack([np.eye(len(size)), offset]), tuple(size), tuple(size))
+
+    def _along(self, axes: int) -> tuple[int, ...]:
+        pixels = self.pixels if isinstance(self.pixels, tuple) else (self.pixels,) * axes
+        if len(pixels) != axes:
+            raise InputError(f"{self}: expected {axes} numbers, one for each axis, or one for all")
+        for number in pixels:
+            expect_whole(pixels=number)
+        return pixels
+
+    def __str__(self) -> str:
+        return f"shift {self.pixels} px"
+
+
+@dataclass(frozen=True)
+class Rotation(Change):
+    """Turned about the middle, in the plane of the last two axes, by so many degrees; linear between pixels."""
+
+    degrees: float
+
+    def applied(self, x: Tensor) -> Tensor:
+        """(N,C,…,H,W)"""
+        height, width = self._plane(x.shape[2:])
+        rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
+        there = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
+        here = torch.from_numpy(self.placement((height, width)).to_image(there)).view(height, width, 2)
+        grid = (2 * here / torch.tensor([height, width]) - 1).flip(-1)
+        planes = full_precision(x).reshape(1, -1, height, width)  # half a number's digits are too few for a place
+        turned = F.grid_sample(planes, grid[None].to(planes), padding_mode="border", align_corners=False)
+        return turned.view(x.shape).to(x.dtype)
+
+    def placement(self, size: Sequence[int]) -> Placement:
+        """A turn about the middle of the last two axes."""
+        self._plane(size)
+        matrix, middle, angle = np.eye(len(size)), np.array(size) / 2, math.radians(self.degrees)
+        matrix[-2:, -2:] = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+        return Placement(np.column_stack([matrix, middle - matrix @ middle]), tuple(size), tuple(size))
+
+    def _plane(self, size: Sequence[int]) -> tuple[int, int]:
+        expect_number(degrees=self.degrees)
+        if len(size) < 2:
+            raise GeometryError(
+                f"{self}: an input of {len(size)} axis cannot be turned; leave the rotations out of changes"
+            )
+        return size[-2], size[-1]
+
+    def __str__(self) -> str:
+        return f"rotation {self.degrees:g}°"
+
+
+@dataclass(frozen=True)
+class Noise(Change):
+    """Normal noise of such a standard deviation, in shares of each sample's range from its least to its largest value."""
+
+    deviation: float
+    seed: int = 0
+
+    def applied(self, x: Tensor) -> Tensor:
+        """(N,C,*S): the same draws for every sample, on every device."""
+        expect_number(deviation=self.deviation, low=0)
+        drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        axes = tuple(range(1, x.ndim))
+        return x + self.deviation * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)) * drawn.to(x)
+
+    def placement(self, size: Sequence[int]) -> Placement:
+        """Where it was."""
+        return Placement.identity(size)
+
+    def __str__(self) -> str:
+        return f"noise {self.deviation:g}"

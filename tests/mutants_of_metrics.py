@@ -1,0 +1,212 @@
+"""Plausible slips in what measures maps; see `mutants`."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from camscope.explainers import InputXGradient, Saliency
+from camscope.metrics import (
+    average_precision,
+    centroid_distance,
+    estimated,
+    forgetting,
+    iou_otsu,
+    jaccard,
+    localisation,
+    robustness,
+    similarity,
+    spearman,
+    statistics,
+    verdicts,
+)
+from camscope.metrics.changes import Rotation, Shift
+from camscope.metrics.probe import Probe
+from camscope.metrics.robustness import agreements, max_sensitivity
+from mutants import Mutant
+from nets import Flat
+
+HEAT = np.array([[10.0, 6.0, 8.0, 0.0], [0.0, 0.0, 4.0, -3.0], [0.0, 0.0, 0.0, 0.0]])
+MASK = np.zeros((3, 4), bool)
+MASK[:2, :2] = True
+SMOOTH = sum(torch.sin(torch.arange(40.0, dtype=torch.float64) / 4).view(shape) for shape in ((-1, 1), (1, -1)))[
+    None, None
+]
+
+
+def flat_head(rows: list[list[float]]) -> Flat:
+    model = Flat(nn.Identity(), len(rows[0]), len(rows)).double()
+    model.head.weight.data[:] = torch.tensor(rows)
+    model.head.bias.data[:] = 0
+    return model
+
+
+def otsu_is_by_hand() -> None:
+    assert abs(iou_otsu(HEAT, MASK) - 2 / 6) < 1e-9
+
+
+def a_centre_of_mass_is_by_hand() -> None:
+    found = centroid_distance(HEAT, MASK, spacing=(2.0, 10.0))
+    assert abs(found - np.hypot(2 * (4 / 28 - 0.5), 10 * (30 / 28 - 0.5))) < 1e-9
+
+
+def what_is_negative_is_not_counted() -> None:
+    assert average_precision(-HEAT, MASK) < 0.5
+    assert centroid_distance(HEAT - 100 * (HEAT < 0), MASK) == centroid_distance(HEAT, MASK)
+
+
+def tied_ranks_are_means() -> None:
+    assert abs(spearman([0.0, 0.0, 5.0, 7.0], [1.0, 2.0, 3.0, 4.0]) - 4.5 / 22.5**0.5) < 1e-9
+
+
+def ties_share_the_room() -> None:
+    one, other = np.zeros(20), np.zeros(20)
+    one[:3], other[1:3] = 3.0, [5.0, 6.0]
+    assert abs(jaccard(one, other) - 0.5) < 1e-9
+
+
+def groups_are_drawn_whole() -> None:
+    found = estimated([0.0] * 9 + [1.0] * 9, ["a"] * 9 + ["b"] * 9)
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+def few_groups_have_a_wide_interval() -> None:
+    values = np.arange(6.0)
+    found = estimated(values, replicates=20_000)
+    plain = values[np.random.default_rng(1).integers(0, 6, (20_000, 6))].mean(1)
+    assert found.high - found.low > 1.15 * np.diff(np.quantile(plain, [0.025, 0.975]))[0]
+
+
+def a_map_moves_with_its_picture() -> None:
+    model = flat_head([[1.0] * 1600, [0.0] * 1600])
+    for change in (Shift(3), Rotation(10)):
+        (found,) = agreements(InputXGradient(model), SMOOTH, 0, changes=[change], similarity="pearson", epsilon=2.0)
+        assert found.value is not None
+        assert found.value > 0.999
+
+
+def only_what_both_show_is_compared() -> None:
+    a_map_moves_with_its_picture()
+
+
+def the_class_is_that_of_the_clean_input() -> None:
+    model = flat_head([[1.0, 0.0, 3.0, 0.0], [0.0, 2.0, 0.0, 5.0]])
+    x = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
+    maps = Probe.of(Saliency(model), x).maps(1 - x, [0])
+    np.testing.assert_allclose(maps[0], [[1.0, 0.0], [3.0, 0.0]])
+
+
+def noise_is_in_shares_of_the_range() -> None:
+    model = flat_head([[1.0] * 1600, [0.0] * 1600])
+    one, other = (max_sensitivity(InputXGradient(model), x, 0) for x in (SMOOTH, 9 * SMOOTH))
+    assert abs(one - other) < 1e-6
+
+
+def batch_norm_forgets() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2))
+    model[0].running_mean += 3
+    forgetting.reset(model, ["0"], 0)
+    assert not model[0].running_mean.any()
+
+
+def a_reset_leaves_the_random_numbers() -> None:
+    model, state = nn.Linear(2, 2), torch.get_rng_state()
+    forgetting.reset(model, [""], 0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def the_same_map_fails_whatever_the_null() -> None:
+    assert not verdicts.verdict_of(np.ones(3), (1.0, 1.0, 1.0)).passes
+    assert not verdicts.verdict_of(np.array([0.1, np.nan, np.nan]), (0.2, 0.3, 0.4)).passes
+    assert verdicts.verdict_of(np.array([0.1, 0.1]), (0.2, 0.3, 0.4)).passes
+
+
+def the_null_is_as_wide_as_so_many_images_make_it() -> None:
+    pairs = np.random.default_rng(0).random((25, 25))
+    np.fill_diagonal(pairs, np.nan)
+    low, _, high = verdicts.interval_of(pairs)
+    assert 0.18 < high - low < 0.28
+
+
+OF_METRICS = [
+    Mutant("within, not between", localisation, "_otsu", "between.argmax()", "between.argmin()", otsu_is_by_hand),
+    Mutant(
+        "axes mixed", localisation, "_centre", "for each in sums", "for each in sums[::-1]", a_centre_of_mass_is_by_hand
+    ),
+    Mutant(
+        "both signs", localisation, "_given", "evidence(heat)", "abs(np.asarray(heat))", what_is_negative_is_not_counted
+    ),
+    Mutant("first of equals", similarity, "ranks", "(counts - 1) / 2", "(counts - 1)", tied_ranks_are_means),
+    Mutant(
+        "every tie a member", similarity, "_hottest", "(wanted - above.sum()) / tied.sum()", "1.0", ties_share_the_room
+    ),
+    Mutant(
+        "images drawn",
+        statistics,
+        "_by_group",
+        "[int(i) for i in there] if groups is None else _named(groups, there)",
+        "[int(i) for i in there]",
+        groups_are_drawn_whole,
+    ),
+    Mutant("plain percentiles", statistics, "_expanded", "groups < 2", "groups < 200", few_groups_have_a_wide_interval),
+    Mutant("shifted twice", Shift, "placement", "-np.array", "np.array", a_map_moves_with_its_picture),
+    Mutant(
+        "turned twice",
+        Rotation,
+        "applied",
+        "self.placement",
+        "Rotation(-self.degrees).placement",
+        a_map_moves_with_its_picture,
+    ),
+    Mutant(
+        "the uncovered is zero",
+        robustness,
+        "_compared",
+        "(clean[covered], other[covered])",
+        "(clean, other)",
+        only_what_both_show_is_compared,
+    ),
+    Mutant(
+        "asked anew", Probe, "maps", "[self.questions(owners[part])]", "[None]", the_class_is_that_of_the_clean_input
+    ),
+    Mutant(
+        "noise of one level",
+        robustness,
+        "_sensitivities",
+        "float(x.max() - x.min())",
+        "1.0",
+        noise_is_in_shares_of_the_range,
+    ),
+    Mutant(
+        "random numbers moved on",
+        forgetting,
+        "reset",
+        "torch.set_rng_state(before)",
+        "pass",
+        a_reset_leaves_the_random_numbers,
+    ),
+    Mutant("permuted, not reset", forgetting, "_reset_one", "callable(renew)", "False", batch_norm_forgets),
+    Mutant(
+        "a null of one forgives",
+        verdicts,
+        "verdict_of",
+        "last >= UNCHANGED",
+        "last > UNCHANGED + 1",
+        the_same_map_fails_whatever_the_null,
+    ),
+    Mutant(
+        "most have no number",
+        verdicts,
+        "verdict_of",
+        "np.isnan(end).mean() > 0.5",
+        "np.isnan(end).mean() > 0.9",
+        the_same_map_fails_whatever_the_null,
+    ),
+    Mutant(
+        "quantiles of pairs",
+        verdicts,
+        "interval_of",
+        "np.mean([random.choice(row, REPLICATES) for row in known], axis=0)",
+        "np.concatenate(known)",
+        the_null_is_as_wide_as_so_many_images_make_it,
+    ),
+]
