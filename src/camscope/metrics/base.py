@@ -11,7 +11,7 @@ from camscope.errors import GeometryError, InputError, UndefinedError
 
 Floats = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-Needs = Literal["map", "mask", "model"]
+Needs = Literal["map", "mask", "trial", "again", "model"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 METRICS: dict[str, "Metric"] = {}
 
@@ -20,7 +20,9 @@ METRICS: dict[str, "Metric"] = {}
 class Metric:
     """An instrument: `function`, a pure one, and its facts.
 
-    `needs`: "map" (the map alone), "mask" (the map, and where the evidence is), "model" (the map, the image and the model).
+    `needs`: "map" (the map alone), "mask" (the map, and where the evidence is), "trial" (a `Trial`: maps,
+    and a model that can be asked about changed images), "again" (a trial, and a way to make the map of another image),
+    "model" (the map, the image and the model).
     `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
     map that knows nothing gets, in words; "" where there is no such number.
     """
