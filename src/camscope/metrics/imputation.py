@@ -1,4 +1,4 @@
-"""Imputation: removed pixels become the weighted means of their neighbours, all at once (Rong et al. 2022, section 4).
+"""Imputation: removed pixels become the weighted means of their neighbours, all at once (Rong et al. 2022).
 
 For each removed pixel i: Σ_j w_ij (v_i - v_j) = 0 over the neighbours j on the image, diagonal ones too; w halves with each
 further axis along which they differ: in 2-D the authors' 1/6 and 1/12, up to a factor that does not matter. What is kept

@@ -8,6 +8,7 @@ Undefined for a map with NaN; a constant one, or one of zeros, is a random order
 import torch
 from torch import Tensor
 
+from camscope.explainers.scope import expect_count
 from camscope.metrics.base import metric
 from camscope.metrics.scores import Of
 from camscope.metrics.trial import Order, Trial, row
@@ -66,7 +67,7 @@ def lerf_morf_gap(trial: Trial, of: Of = "probability") -> Values:
     "aopc",
     needs="trial",
     formula="1 / (L + 1) Σ_k p(x) - p(x without the map's first k regions), k = 0 … L",
-    paper="Samek et al. 2017, eq. 12, arXiv:1509.06321",
+    paper="Samek et al. 2017, arXiv:1509.06321",
     low=-1.0,
     chance=RANDOM,
 )
@@ -75,6 +76,7 @@ def aopc(trial: Trial, first: int | None = None, of: Of = "probability") -> Valu
 
     As in the paper: a trial with region=9, and first=100.
     """
+    expect_count(None, first=first)
     counts = trial.counts if first is None else list(range(min(first, trial.total) + 1))
     values = trial.after("strongest", counts)[row(of)]
     return trial.values((values[:, :1] - values).mean(1), values)

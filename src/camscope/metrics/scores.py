@@ -13,6 +13,7 @@ from camscope.explainers.chunks import copies_within_memory, in_turns, measured
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.explainers.scope import Asked, Mode, Precision, asking, expect_count, expect_one_of, survey
 from camscope.targets import Question
+from camscope.targets.outputs import are_probabilities
 
 Of = Literal["probability", "score"]
 Versions = Callable[[slice], tuple[Tensor, Tensor]]  # some rows: (R,C,*S), and the image (R,) that each is a version of
@@ -30,12 +31,15 @@ class Asking:
 class Scores:
     """The score of any version of x (N,C,*S), and the probability that it means: see `targets.Score.chance`.
 
+    Of a model that gives probabilities the two are one.
+
     `clean` (2,N), float64: those of x itself. The class was settled there, so that no change of the input changes the
     question. Calls are without gradients, in passes that fit into memory, or of `batch_size`. Made by `scoring`.
     """
 
     def __init__(self, asked: Asked, target: Question, batch_size: int | None) -> None:
         self.x, self._score, self.open = asked.x, asked.score(target), True
+        self._plain: bool | None = None  # whether the model gives probabilities, as its clean output shows
         with measured(asked.model, {"": asked.model}) as widths:
             self.clean = self._answered(self.x, None)
         self._score.expect_companions(self.x)
@@ -67,8 +71,11 @@ class Scores:
         if not self.open:
             raise InputError("the model is its own again: ask for scores inside the `with scoring(…)`")
         output = self._score.forward(x, owners)
-        each = [read(output, len(x), owners) for read in (self._score.read, self._score.chance)]
-        return torch.stack(each).detach().double()
+        score = self._score.read(output, len(x), owners)
+        if self._plain is None:
+            self._plain = self._score.logits is not None and are_probabilities(self._score.logits)
+        chance = score if self._plain else self._score.chance(output, len(x), owners)
+        return torch.stack([score, chance]).detach().double()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ NO_SPREAD = "the map says the same of every set, or the answer loses the same wi
     "infidelity",
     needs="trial",
     formula="the mean over squares S of (β Σ_S map - (f(x) - f(x without S)))², β such that it is least",
-    paper="Yeh et al. 2019, arXiv:1901.09392: definition 2.1 with squares removed; β: section 2.3",
+    paper="Yeh et al. 2019, arXiv:1901.09392, with squares removed; the best β for maps without a scale",
     high=None,
     higher_is_better=False,
     chance="the mean of the squared losses, that of a map of zeros",

@@ -137,7 +137,7 @@ class Trial:
 
     def values(self, numbers: Tensor, answers: Tensor, undefined: Mapping[str, Tensor] | None = None) -> Values:
         """(N,) made of answers (N,…) -> what a metric says; `undefined`: by reason, images (N,) bool without a number."""
-        known = answers.flatten(1).isfinite().all(1) & self.scores.clean.isfinite().all(0)
+        known = answers.reshape(len(answers), -1).isfinite().all(1) & self.scores.clean.isfinite().all(0)
         reasons = {NOT_FINITE: ~self.finite, NO_ANSWER: ~known}
         return Values.of(numbers, {**reasons, **(undefined or {})})
 
