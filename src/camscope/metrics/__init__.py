@@ -1,6 +1,7 @@
 """Instruments that test the claim of a map, as pure functions. Floor 4."""
 
 from camscope.metrics.base import METRICS, Metric
+from camscope.metrics.debias import road, road_lerf, road_morf
 from camscope.metrics.fills import Imputation
 from camscope.metrics.localisation import (
     average_precision,
@@ -17,7 +18,6 @@ from camscope.metrics.localisation import (
 )
 from camscope.metrics.masking import adcc, average_drop, average_gain, average_increase
 from camscope.metrics.removal import aopc, curve, deletion, insertion, lerf_morf_gap, necessity, sufficiency
-from camscope.metrics.road import road, road_lerf, road_morf
 from camscope.metrics.scores import Scores, scoring
 from camscope.metrics.sensitivity import completeness_gap, faithfulness_correlation, infidelity, sensitivity_n
 from camscope.metrics.trial import Trial

@@ -49,7 +49,8 @@ def filling(fill: Fill, x: Tensor, seed: int = 0) -> Filling:
     if shown is None:
         raise InputError(f"fill={fill!r}: expected {', '.join(map(repr, NAMES))}, an Imputation or a tensor (C,H,W)")
     filled = shown
-    return lambda removed, owners: torch.where(removed[:, None], filled[owners], x[owners])
+    # lerp is the one or the other to the bit where its weight is 0 or 1, and several times faster than where
+    return lambda removed, owners: x[owners].lerp_(filled[owners], removed[:, None].to(x.dtype))
 
 
 def _imputing(how: Imputation, x: Tensor, seed: int) -> Filling:

@@ -6,21 +6,19 @@ with its fill, drawn by its seed; the same sets for every image. Undefined for N
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.scope import expect_count, expect_one_of
+from camscope.explainers.scope import expect_count
 from camscope.metrics.base import metric
 from camscope.metrics.correlation import correlation
 from camscope.metrics.removed import random_squares
 from camscope.metrics.scores import Of
-from camscope.metrics.trial import SETS, Drops, Trial, row
+from camscope.metrics.trial import SETS, Drops, Trial, Units, row
 from camscope.metrics.values import Values
 
-Units = Literal["parts", "slopes"]
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
 NO_SPREAD = "the map says the same of every set, or the answer loses the same with each: nothing correlates with that"
 
@@ -49,9 +47,8 @@ def infidelity(
     the map is a gradient, whose part in a loss is its value times what changed. `squares`: drawn, their sides from 1 to half
     of the shortest axis; or `masks` (M,*S) bool: the sets themselves.
     """
-    expect_one_of("units", units, "parts", "slopes")
-    drops = _squares(trial, squares) if masks is None else _of_masks(trial, masks)
-    lost, said = drops.lost[row(of)], drops.parts if units == "parts" else drops.slopes
+    found = _squares(trial, squares, units) if masks is None else _of_masks(trial, masks, units)
+    lost, said = found.lost[row(of)], found.said
     if scaled:
         square = said.square().sum(1, keepdim=True)
         said = said * (said * lost).sum(1, keepdim=True) / torch.where(square > 0, square, 1)
@@ -112,24 +109,24 @@ def _correlated(trial: Trial, share: float, sets: int, of: Of) -> tuple[Tensor, 
     drops = trial.subsets(trial.count(share), sets)
     lost = drops.lost[row(of)]
     rounding = 4 * trial.scores.precision * trial.scores.clean[row(of)].abs()
-    r, none = correlation(drops.parts, lost, rounding)
+    r, none = correlation(drops.said, lost, rounding)
     flat = trial.maps.flatten(1)
     return lost, r, none | (flat == flat[:, :1]).all(1)
 
 
-def _squares(trial: Trial, squares: int) -> Drops:
+def _squares(trial: Trial, squares: int, units: Units) -> Drops:
     expect_count(squares=squares)
     x = trial.scores.x
     most = max(1, min(x.shape[2:]) // 2)
     masks = random_squares(x.shape[2:], most, squares, trial.seed, x.device)
-    return trial.drops(masks, squares, ("squares", squares))
+    return trial.drops(masks, squares, units, ("squares", squares))
 
 
-def _of_masks(trial: Trial, masks: Tensor) -> Drops:
+def _of_masks(trial: Trial, masks: Tensor, units: Units) -> Drops:
     size = trial.scores.x.shape[2:]
     if masks.dtype != torch.bool or masks.ndim != len(size) + 1 or masks.shape[1:] != size or not len(masks):
         raise GeometryError(
             f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{','.join(map(str, size))})"
         )
     there = masks.to(trial.scores.x.device)
-    return trial.drops(lambda part: there[part], len(there))
+    return trial.drops(lambda part: there[part], len(there), units)

@@ -17,6 +17,7 @@ from camscope.metrics.scores import Of, Scores
 from camscope.metrics.values import Values
 
 Order = Literal["strongest", "weakest"]  # which regions are removed first
+Units = Literal["parts", "slopes"]  # of the answer that a map gives
 Point = tuple[Order, int]
 NOT_FINITE = "the map holds NaN or infinity"
 NO_ANSWER = "the model's score is NaN or infinite, for the image or for a changed one"
@@ -26,12 +27,11 @@ SETS = 100  # random sets of removed pixels, or squares, where nobody chose
 class Drops(NamedTuple):
     """What score and probability (2,N,M) lose when each of M sets of pixels is removed, and what the maps say of that (N,M).
 
-    `parts`: the sum of the map over the set. `slopes`: that of the map times what changed, Σ_c (x - version).
+    In "parts" that is the sum of the map over the set; in "slopes" that of the map times what changed, Σ_c (x - version).
     """
 
     lost: Tensor
-    parts: Tensor
-    slopes: Tensor
+    said: Tensor
 
 
 @dataclass(eq=False)
@@ -115,19 +115,18 @@ class Trial:
         self._points.update(zip(new, self._asked(new), strict=True))
         return torch.stack([self._points[point] for point in points], -1)
 
-    def drops(self, masks: Masks, turns: int, key: Hashable = None) -> Drops:
+    def drops(self, masks: Masks, turns: int, units: Units = "parts", key: Hashable = None) -> Drops:
         """What is lost with each of so many sets removed; `key`: under which it is remembered, None for not at all."""
-        if key is None or key not in self._sets:
-            made = self._dropped(masks, turns)
-            if key is None:
-                return made
-            self._sets[key] = made
-        return self._sets[key]
+        expect_one_of("units", units, "parts", "slopes")
+        found = self._sets.get((key, units)) or self._dropped(masks, turns, units)
+        if key is not None:
+            self._sets[key, units] = found
+        return found
 
     def subsets(self, count: int, turns: int) -> Drops:
         """`drops` of so many random sets of `count` regions each."""
         masks = random_sets(self._labels, self.total, count, turns, self.seed)
-        return self.drops(masks, turns, ("sets", count, turns))
+        return self.drops(masks, turns, key=("sets", count, turns))
 
     def under(self, fill: Fill) -> "Trial":
         """The same maps under another fill; each is made once."""
@@ -158,23 +157,24 @@ class Trial:
         answers = iter(self.scores.of(len(new) * images, versions).view(2, -1, images).unbind(1))
         return [next(answers) if count else self.scores.clean for _, count in points]
 
-    def _dropped(self, masks: Masks, turns: int) -> Drops:
-        images, x = len(self.maps), self.scores.x
-        said = torch.empty(2, turns * images, dtype=torch.float64, device=x.device)
+    def _dropped(self, masks: Masks, turns: int, units: Units) -> Drops:
+        images, x, maps = len(self.maps), self.scores.x, self.maps.flatten(1)
+        said = torch.empty(turns, images, dtype=torch.float64, device=x.device)
 
         def versions(part: slice) -> tuple[Tensor, Tensor]:
             rows = torch.arange(part.start, part.stop, device=x.device)
             turn, owners = rows // images, rows % images
-            first, last = part.start // images, (part.stop - 1) // images
-            removed = masks(slice(first, last + 1))[turn - first]
-            made, maps = self._versions(removed, owners), self.maps[owners] * removed
-            said[0, part] = maps.flatten(1).sum(1)
-            said[1, part] = (maps * (x[owners] - made).sum(1)).flatten(1).sum(1)
+            some = slice(part.start // images, (part.stop - 1) // images + 1)
+            removed = masks(some)
+            made = self._versions(removed[turn - some.start], owners)
+            if units == "parts":
+                said[some] = removed.flatten(1).to(maps.dtype) @ maps.T
+            else:
+                said[turn, owners] = (maps[owners] * (x[owners] - made).sum(1).flatten(1)).sum(1)
             return made, owners
 
         answers = self.scores.of(turns * images, versions).view(2, turns, images).mT
-        parts, slopes = said.view(2, turns, images).mT
-        return Drops(self.scores.clean[..., None] - answers, parts, slopes)
+        return Drops(self.scores.clean[..., None] - answers, said.T)
 
 
 def row(of: Of) -> int:
