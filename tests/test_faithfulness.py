@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from camscope import GradCAM
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.metrics import METRICS, Imputation, Trial, Values, aopc, curve, scoring
 from camscope.metrics.imputation import imputed
@@ -371,6 +372,36 @@ def test_a_map_that_says_nothing_has_a_number_or_a_reason(name, kind):
         assert math.isfinite(found[0])
     if kind == "constant" and name in NEEDS_POSITIVE - {"adcc"}:
         assert found[0] == 0  # nothing is masked: the flaw of these metrics, said in their page
+
+
+def test_a_model_that_ignores_its_input_correlates_with_nothing():
+    class Ignores(nn.Module):
+        def forward(self, x):
+            return torch.tensor([[0.7, 0.1]]).expand(len(x), 2) + 1e-8 * x.flatten(1).sum(1, keepdim=True)
+
+    with scoring(Ignores(), torch.rand(1, 1, 6, 6), 0) as scores:
+        trial = Trial(torch.rand(1, 6, 6), scores)
+        for name in ("faithfulness-correlation", "sensitivity-n"):
+            with pytest.raises(UndefinedError, match="loses the same"):
+                METRICS[name](trial)[0]
+        assert METRICS["deletion"](trial)[0] == pytest.approx(sigmoid(0.6), abs=1e-6)
+        assert METRICS["lerf-morf-gap"](trial)[0] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_methods_own_maps_are_made_anew_inside():
+    torch.manual_seed(0)
+    model, x = Awkward(), torch.rand(2, 2, 8, 8)
+    model.head.weight.data.abs_()
+    method = GradCAM(model, "norm")
+    heat = F.interpolate(method.attribute(x, [1, 2])[:, None], (8, 8), mode="bilinear")[:, 0].numpy()
+    heat.flags.writeable = False
+
+    def again(changed):
+        return F.interpolate(method.attribute(changed, [1, 2])[:, None], (8, 8), mode="bilinear")[:, 0]
+
+    with untouched(model, x), scoring(model, x, [1, 2]) as scores:
+        found = METRICS["adcc"](Trial(heat, scores), again).array
+    assert ((found > 0) & (found < 1)).all()
 
 
 class Broken(nn.Module):

@@ -107,9 +107,9 @@ def _correlated(trial: Trial, share: float, sets: int, of: Of) -> tuple[Tensor, 
     if sets < 2:
         raise InputError(f"sets={sets}: expected 2 or more, as one has no correlation")
     drops = trial.subsets(trial.count(share), sets)
-    lost = drops.lost[row(of)]
-    rounding = 4 * trial.scores.precision * trial.scores.clean[row(of)].abs()
-    r, none = correlation(drops.said, lost, rounding)
+    lost, clean = drops.lost[row(of)], trial.scores.clean[row(of), :, None]
+    size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
+    r, none = correlation(drops.said, lost, 4 * trial.scores.precision * size)
     flat = trial.maps.flatten(1)
     return lost, r, none | (flat == flat[:, :1]).all(1)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -62,7 +63,8 @@ class Trial:
         expect_count(steps=self.steps, region=self.region)
         expect_whole(seed=self.seed)
         x = self.scores.x
-        self.maps = torch.as_tensor(self.heat).detach().to(x.device, torch.float64)
+        heat = self.heat if isinstance(self.heat, Tensor) else torch.tensor(np.asarray(self.heat))
+        self.maps = heat.detach().to(x.device, torch.float64)
         if self.maps.shape != (expected := torch.Size([len(x), *x.shape[2:]])):
             raise GeometryError(
                 f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}: bring them "
