@@ -100,25 +100,31 @@ def filled(baseline: Baseline, x: Tensor, tool: Method, seed: int = 0) -> Tensor
     a Gaussian of a tenth of each side; "noise": drawn evenly from each channel's range; else an image, or a tensor (C,*S).
     """
     if isinstance(baseline, str) and baseline in KINDS:
-        axes = tuple(range(2, x.ndim))
-        if baseline == "zero":
-            return torch.zeros_like(x)
-        if baseline == "mean":
-            return x.mean(axes, keepdim=True).expand_as(x)
-        if baseline in ("dark", "bright"):
-            return (x.amin if baseline == "dark" else x.amax)(axes, keepdim=True).expand_as(x)
-        if baseline == "blur":
-            return blurred(x, *BLUR)
-        if baseline == "noise":
-            low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
-            drawn = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-            return low + (high - low) * drawn.to(x)
-        return _colour(baseline, x, tool)
+        made = of_itself(baseline, x, seed)
+        return _colour(baseline, x, tool) if made is None else made
     given = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
     if given is None:
         given = tool.read(baseline).x.to(x)
     _expect_fitting(given, x, whole=isinstance(tool, WithBackground) and isinstance(tool.background, Tensor))
     return given.reshape(1, *x.shape[1:]).expand_as(x)
+
+
+def of_itself(kind: str, x: Tensor, seed: int = 0) -> Tensor | None:
+    """(N,C,*S) -> the same shape: one of the KINDS that needs no more than the input; None for one that does."""
+    axes = tuple(range(2, x.ndim))
+    if kind == "zero":
+        return torch.zeros_like(x)
+    if kind == "mean":
+        return x.mean(axes, keepdim=True).expand_as(x)
+    if kind in ("dark", "bright"):
+        return (x.amin if kind == "dark" else x.amax)(axes, keepdim=True).expand_as(x)
+    if kind == "blur":
+        return blurred(x, *BLUR)
+    if kind == "noise":
+        low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
+        drawn = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        return low + (high - low) * drawn.to(x)
+    return None
 
 
 def _expect_fitting(given: Tensor, x: Tensor, *, whole: bool) -> None:

@@ -3,6 +3,8 @@
 from camscope.metrics.base import METRICS, Metric
 from camscope.metrics.changes import Change, Noise, Rotation, Shift
 from camscope.metrics.complexity import effective_area, entropy, sparseness
+from camscope.metrics.debias import road, road_lerf, road_morf
+from camscope.metrics.fills import Imputation
 from camscope.metrics.forgetting import untrained
 from camscope.metrics.localisation import (
     average_precision,
@@ -17,7 +19,9 @@ from camscope.metrics.localisation import (
     pointing_game,
     rank_accuracy,
 )
+from camscope.metrics.masking import adcc, average_drop, average_gain, average_increase
 from camscope.metrics.randomised import Randomised
+from camscope.metrics.removal import aopc, curve, deletion, insertion, lerf_morf_gap, necessity, sufficiency
 from camscope.metrics.robustness import (
     Agreement,
     agreements,
@@ -28,8 +32,12 @@ from camscope.metrics.robustness import (
     stability,
 )
 from camscope.metrics.sanity import random_logit, randomisation
+from camscope.metrics.scores import Scores, scoring
+from camscope.metrics.sensitivity import completeness_gap, faithfulness_correlation, infidelity, sensitivity_n
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
 from camscope.metrics.statistics import Estimate, difference, estimated, holm
+from camscope.metrics.trial import Trial
+from camscope.metrics.values import Values
 from camscope.metrics.verdicts import Verdict
 
 __all__ = [
@@ -38,17 +46,29 @@ __all__ = [
     "Agreement",
     "Change",
     "Estimate",
+    "Imputation",
     "Metric",
     "Noise",
     "Randomised",
     "Rotation",
+    "Scores",
     "Shift",
+    "Trial",
+    "Values",
     "Verdict",
+    "adcc",
     "agreements",
+    "aopc",
+    "average_drop",
+    "average_gain",
+    "average_increase",
     "average_precision",
     "average_sensitivity",
     "batch_invariance",
     "centroid_distance",
+    "completeness_gap",
+    "curve",
+    "deletion",
     "determinism",
     "difference",
     "effective_area",
@@ -56,23 +76,34 @@ __all__ = [
     "enrichment",
     "entropy",
     "estimated",
+    "faithfulness_correlation",
     "hog_correlation",
     "holm",
+    "infidelity",
+    "insertion",
     "iou",
     "iou_otsu",
     "iou_swept",
     "jaccard",
+    "lerf_morf_gap",
     "matched_dice",
     "max_sensitivity",
+    "necessity",
     "peak_distance",
     "pearson",
     "pointing_game",
     "random_logit",
     "randomisation",
     "rank_accuracy",
+    "road",
+    "road_lerf",
+    "road_morf",
+    "scoring",
+    "sensitivity_n",
     "sparseness",
     "spearman",
     "ssim",
     "stability",
+    "sufficiency",
     "untrained",
 ]

@@ -11,7 +11,7 @@ from camscope.errors import GeometryError, InputError, UndefinedError
 
 Floats = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-Needs = Literal["map", "mask", "pair", "model", "explainer"]
+Needs = Literal["map", "mask", "pair", "trial", "again", "explainer"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 METRICS: dict[str, "Metric"] = {}
 
@@ -21,7 +21,8 @@ class Metric:
     """An instrument: `function`, a pure one, and its facts.
 
     `needs`: what it is called with. "map": the map alone; "mask": the map, and where the evidence is; "pair": two maps of one
-    size; "model": the map, the image and the model; "explainer": what makes maps, the model's input and the question.
+    size; "trial": a `Trial`, maps and a model that can be asked about changed images; "again": a trial, and a way to make the
+    map of another image; "explainer": what makes maps, the model's input and the question.
     `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
     map that knows nothing gets, in words; "" where there is no such number.
     """

@@ -1,0 +1,64 @@
+"""Plausible slips in the metrics that ask the model; see `mutants`."""
+
+from functools import partial
+
+import test_faithfulness as faithful
+from camscope.metrics import debias, imputation, masking, removal, removed
+from camscope.metrics.scores import Scores
+from camscope.metrics.trial import Trial
+from mutants import Mutant
+
+BY_HAND = faithful.test_a_linear_model_by_hand
+deletion_by_hand = partial(BY_HAND, "deletion", {}, 3.75)
+insertion_by_hand = partial(BY_HAND, "insertion", {}, 6.25)
+probability_by_hand = partial(
+    BY_HAND, "necessity", {"share": 0.25, "of": "probability"}, faithful.sigmoid(10) - faithful.sigmoid(6)
+)
+neighbours = partial(faithful.test_imputed_pixels_are_the_weighted_means_of_their_neighbours, (6, 7))
+
+OF_FAITHFULNESS = [
+    Mutant("the weakest first", removed, "ranked", "descending=True", "descending=False", deletion_by_hand),
+    Mutant(
+        "ties from the top left",
+        removed,
+        "ranked",
+        "torch.randperm(total, generator=torch.Generator().manual_seed(seed))",
+        "torch.arange(total)",
+        faithful.test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere,
+    ),
+    Mutant("a sum of steps", removal, "_area", " / trial.total", "", deletion_by_hand),
+    Mutant(
+        "one too many kept",
+        Trial,
+        "_asked",
+        "ranks >= self.total - count",
+        "ranks > self.total - count",
+        insertion_by_hand,
+    ),
+    Mutant(
+        "the score for its chance",
+        Scores,
+        "_answered",
+        "score if self._plain else",
+        "score if True else",
+        probability_by_hand,
+    ),
+    Mutant("diagonals count in full", imputation, "_neighbours", "2 * last", "1 * last", neighbours),
+    Mutant("MoRF less LeRF", debias, "_road", "first - rest[0]", "rest[0] - first", faithful.test_road_by_hand),
+    Mutant(
+        "a drop may be negative",
+        masking,
+        "_drop",
+        ".clamp(min=0)",
+        "",
+        faithful.test_what_speaks_against_is_masked_away_and_raises_the_score,
+    ),
+    Mutant(
+        "what is left for what is lost",
+        Trial,
+        "_dropped",
+        "self.scores.clean[..., None] - answers",
+        "answers",
+        faithful.test_infidelity_by_hand,
+    ),
+]
