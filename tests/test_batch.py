@@ -329,13 +329,14 @@ def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
     assert rows(tmp_path / "shared") == rows(tmp_path / "whole")
 
 
-def test_overwriting_removes_what_a_run_wrote_and_nothing_else(folder, model, tmp_path):
+@pytest.mark.parametrize("kind", ["jpg", "jpeg", "png", "webp"])
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(kind, folder, model, tmp_path):
     output = tmp_path / "out"
     own = [output / "parts" / "notes.txt", output / "overlays" / "mine.jpg", output / "overlays" / "000000" / "b.jpg"]
     for path in own:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("precious")
-    run_batch(GradCAM(model), folder, output, chunk=2, overlays="jpg")
+    run_batch(GradCAM(model), folder, output, chunk=2, overlays=kind)
     (output / "parts" / f".{'0f' * 8}.part").write_bytes(b"of a process that was killed")
     run_batch(LayerCAM(model), folder, output, chunk=4, overwrite=True)
     assert [path.read_text() for path in own] == ["precious"] * 3

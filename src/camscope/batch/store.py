@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RUN, OVERLAYS = "run.json", "overlays"
 PART = re.compile(r"part-(\d{8})\.parquet")
 SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
-OVERLAY = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpg|png|webp)")
+OVERLAY = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpe?g|png|webp)")
 
 
 class Store:
