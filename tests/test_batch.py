@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 import zlib
 
 import numpy as np
@@ -69,6 +70,18 @@ def test_a_folder_a_pattern_and_a_list_mean_their_images_in_order(folder):
     ]
     with pytest.raises(InputError, match="no image there"):
         manifest_of(str(folder / "*.bmp"))
+    with pytest.raises(InputError, match="there is no such file or folder"):
+        manifest_of(folder / "not")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are text")
+def test_a_name_that_is_not_text_is_told(folder):
+    try:
+        (folder / os.fsdecode(b"\xff.png")).write_bytes(b"")
+    except OSError:
+        pytest.skip("this file system allows no such name")
+    with pytest.raises(InputError, match=r"udcff.png': a file's name that is not UTF-8"):
+        manifest_of(folder)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -94,6 +107,11 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
         ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 rows have the id of another"),
         ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
         ({"path": pa.array([], pa.string())}, "it has no row"),
+        ({"path": ["1.png"], "Label": ["x"]}, "columns named Label of its own; rename yours"),  # SQL knows no capitals
+        ({"path": ["1.png"], "age": [1], "Age": [2]}, "several columns are named age, in large or small letters"),
+        ({"path": pa.array([b"\xff.png"])}, "the column path cannot be read as string"),
+        ({"path": pa.array([["1.png"]])}, "the column path cannot be read as string"),
+        ({"path": ["1.png"], "target": [0.5]}, "the column target cannot be read as int64"),
     ],
 )
 def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path):
@@ -102,6 +120,23 @@ def test_what_cannot_be_a_manifest_is_one_clear_error(columns, message, tmp_path
         manifest_of(tmp_path / "list.parquet")
     with pytest.raises(InputError, match="there is no such manifest"):
         manifest_of(tmp_path / "other.csv")
+
+
+def test_a_csv_of_columns_named_alike_or_in_other_letters_than_utf8_is_one_clear_error(tmp_path):
+    (tmp_path / "list.csv").write_text("path,x,x\n1.png,2,3\n")
+    with pytest.raises(InputError, match="several columns are named x"):
+        manifest_of(tmp_path / "list.csv")
+    (tmp_path / "list.csv").write_bytes(b"path\nM\xfcller.png\n")
+    with pytest.raises(InputError, match=r"this is no CSV table: .*UTF-?8"):
+        manifest_of(tmp_path / "list.csv")
+
+
+def test_names_made_of_digits_stay_names_and_numbers_with_gaps_stay_classes(tmp_path):
+    (tmp_path / "list.csv").write_text("path,target\n007,1\n008,\n")
+    assert manifest_of(tmp_path / "list.csv").table["path"].to_pylist() == ["007", "008"]
+    pandas = pa.table({"path": ["1.png", "2.png", "3.png"], "target": [1.0, None, float("nan")]})
+    parquet.write_table(pandas, tmp_path / "list.parquet")
+    assert manifest_of(tmp_path / "list.parquet").table["target"].to_pylist() == [1, None, None]
 
 
 def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tmp_path):
@@ -113,6 +148,19 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
     inside = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "in", root=tmp_path)
     assert list(inside.reasons) == [f"../images/0.png: it leads out of {tmp_path}; move it there, or pass --anywhere"]
     assert manifest_of(tmp_path / "lists" / "list.csv", root="").root is None
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["file://{}", "FILE://{}", "local://{}", "zip://a.png::{}", "simplecache::file://{}", "dir://a.png::file://{}"],
+)
+def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, tmp_path):
+    manifest = manifest_of([link.format(folder)], tmp_path / "lists")
+    with pytest.raises(InputError, match=r"a URL of this machine's files may lead out of .*pass --anywhere"):
+        manifest.place(manifest.table["path"][0].as_py())
+    assert manifest_of([link.format(folder)], "").place("file:///a.png") == "file:///a.png"
+    for elsewhere in ("s3://bucket/a.png", "simplecache::s3://bucket/a.png", "zip://a.png::https://host/b.zip"):
+        assert manifest.place(elsewhere) == elsewhere
 
 
 # --- rows
@@ -220,6 +268,25 @@ def test_one_image_that_the_model_cannot_take_fails_alone(folder, tmp_path):
 # --- restarts
 
 
+def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(folder, model, tmp_path, monkeypatch):
+    from camscope.batch import worker
+
+    held, alive = [], []
+
+    def run(tools, x, *rest, real=worker.run, **options):
+        alive.append(any(one() is not None for one in held))
+        if len(x) > 1:
+            activation = torch.ones(8)
+            held.append(weakref.ref(activation))
+            raise torch.OutOfMemoryError("no room")
+        return real(tools, x, *rest, **options)
+
+    monkeypatch.setattr(worker, "run", run)
+    assert run_batch(GradCAM(model), folder, tmp_path / "out").failures == 1
+    assert len(held) > 2
+    assert not any(alive)
+
+
 def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):
     run_batch(tools(model), folder, tmp_path / "whole", chunk=2)
     write, written = Store.write, []
@@ -260,6 +327,57 @@ def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
     for which in (2, 0, 1):
         run_batch(tools(model), folder, tmp_path / "shared", chunk=2, shard=(which, 3))
     assert rows(tmp_path / "shared") == rows(tmp_path / "whole")
+
+
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(folder, model, tmp_path):
+    output = tmp_path / "out"
+    own = [output / "parts" / "notes.txt", output / "overlays" / "mine.jpg", output / "overlays" / "000000" / "b.jpg"]
+    for path in own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    run_batch(GradCAM(model), folder, output, chunk=2, overlays="jpg")
+    (output / "parts" / f".{'0f' * 8}.part").write_bytes(b"of a process that was killed")
+    run_batch(LayerCAM(model), folder, output, chunk=4, overwrite=True)
+    assert [path.read_text() for path in own] == ["precious"] * 3
+    files = sorted(path for path in output.rglob("*") if path.is_file())
+    parts = [output / "parts" / f"part-{n:08d}.parquet" for n in range(2)]
+    assert files == sorted([*own, *parts, output / "run.json"])
+
+
+def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    for output in (tmp_path / "taken", tmp_path / "taken" / "deep"):
+        with pytest.raises(OutputError, match="no run can be written there: "):
+            run_batch(GradCAM(model), folder, output)
+
+
+def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import numpy as np, torch\n"
+        "from camscope import GradCAM, load_model, run_batch\n"
+        "def prepared(image):\n"
+        "    return torch.tensor(np.asarray(image.convert('L')), dtype=torch.float32)[None] / 255\n"
+        "class Mine:\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, n): return np.full((64, 64, 3), 9 * n, np.uint8)\n"
+        "tool = GradCAM(load_model('phantom'), preprocess=prepared)\n"
+        f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).before)\n"
+    )
+    said = []
+    for padding in (0, 100_000):  # so that things lie elsewhere in memory
+        script.write_text(f"kept = [object() for _ in range({padding})]\n" + script.read_text())
+        said.append(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip())
+    assert said == ["0", "2"]
+    facts = Run(tmp_path / "out").facts["made_with"]
+    assert "0x" not in json.dumps(facts)
+    assert "prepared" in facts["preprocess"]
+
+
+def test_two_functions_of_one_name_cannot_be_told_apart(folder, model, tmp_path):
+    targets = [lambda logits: logits[:, 0], lambda logits: logits[:, 1]]
+    with pytest.raises(InputError, match=r"two targets are called .*lambda.*: write them as functions with names"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", targets)
 
 
 def test_another_run_is_refused_with_what_differs(folder, model, tmp_path):

@@ -14,10 +14,10 @@ from camscope.batch.spreadsheet import Cells
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
 
-pytest.importorskip("pyarrow")
+pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from camscope.batch import Run, run_batch
+from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,15 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers(run, tmp_path):
     assert [cells.text(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])] == [
         *(-5, -0.5, None, "-1e9", "'-1e9x", "'\t=1", "'＝1", "a=1", '["=1"]', "")
     ]
+
+
+def test_a_time_with_a_zone_is_a_cell(tmp_path):
+    Image.new("RGB", (32, 32)).save(tmp_path / "0.png")
+    taken = pa.array([0], pa.timestamp("us", "UTC"))
+    parquet.write_table(pa.table({"path": ["0.png"], "taken": taken}), tmp_path / "list.parquet")
+    run_batch(GradCAM(load_model("phantom")), tmp_path / "list.parquet", tmp_path / "run")
+    Run(tmp_path / "run").export(tmp_path, "csv")
+    assert table(tmp_path / "rows.csv")[0]["taken"] == "1970-01-01 00:00:00+00"
 
 
 # --- COCO

@@ -86,6 +86,12 @@ def test_what_a_dataset_gives_may_be_the_models_input(model, tmp_path):
     np.testing.assert_allclose(one.heat, GradCAM(model).explain(read.x).heat, rtol=1e-4, atol=1e-6)
 
 
+def test_an_input_of_no_size_is_a_row(model, tmp_path):
+    outcome = run_batch(GradCAM(model), [torch.zeros(1, 0, 32), torch.rand(1, 32, 32)], tmp_path / "out")
+    (reason,) = outcome.reasons.elements()
+    assert "expected positive whole numbers" in reason
+
+
 def test_an_item_that_cannot_be_fetched_is_a_row(model, tmp_path):
     class Torn(Pairs):
         def __getitem__(self, number):
@@ -228,6 +234,17 @@ def test_overlays_are_those_of_single_calls(kind, model, tmp_path):
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
+@pytest.mark.parametrize(("inside", "pattern"), [("", ""), ("heatmaps", ""), ("heatmaps", "/**/*.png")])
+def test_a_run_in_the_folder_of_its_images_goes_on_past_its_own_overlays(inside, pattern, model, tmp_path):
+    for n, picture in enumerate(pictures(3)):
+        picture.save(tmp_path / f"{n}.png")
+    (tmp_path / "overlays").mkdir()
+    pictures(1)[0].save(tmp_path / "overlays" / "kept.png")
+    for before in (0, 4):
+        outcome = run_batch(GradCAM(model), f"{tmp_path}{pattern}", tmp_path / inside, overlays="png")
+        assert (outcome.before, outcome.total) == (before, 4)
+
+
 def test_overlays_of_a_height_and_of_an_image_without_a_place(model, tmp_path):
     pictures(1, (40, 30))[0].save(tmp_path / "one.png")
     tool = GradCAM(model, preprocess=lambda image: torch.rand(1, 64, 64))
@@ -235,6 +252,18 @@ def test_overlays_of_a_height_and_of_an_image_without_a_place(model, tmp_path):
     (row,) = Run(tmp_path / "out").table().to_pylist()
     assert row["placement"] is None
     assert read_photo(tmp_path / "out" / row["overlay"]).pixels.shape == (96, 96, 3)
+
+
+def test_an_overlay_that_its_format_cannot_hold_costs_no_row(model, tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (16_384, 4)).save(tmp_path / "images" / "0.png")
+    pictures(1)[0].save(tmp_path / "images" / "1.png")
+    outcome = run_batch(GradCAM(model), tmp_path / "images", tmp_path / "out", overlays="webp")
+    wide, usual = Run(tmp_path / "out").table().to_pylist()
+    assert (outcome.failures, wide["overlay"]) == (0, None)
+    assert "no overlay: " in wide["notes"][-1]
+    assert "cannot be written as WEBP" in wide["notes"][-1]
+    assert (tmp_path / "out" / usual["overlay"]).is_file()
 
 
 def test_a_disk_that_is_full_ends_the_run_before_the_part_is_written(model, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from camscope.batch.manifest import Manifest, arrow, numbered
 from camscope.errors import InputError
+from camscope.explainers.facts import in_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,8 +59,8 @@ def manifest_of_dataset(dataset: Any, named: str | None = None) -> Manifest:
         raise InputError(
             f"a {type(dataset).__name__} has no length, or no items by number; pass one that has, or files"
         )
-    identity = named or getattr(dataset, "_fingerprint", None) or repr(dataset)
-    return Manifest(numbered(table, type(dataset).__name__), None, images, str(identity))
+    identity = named or getattr(dataset, "_fingerprint", None) or dataset
+    return Manifest(numbered(table, type(dataset).__name__), None, images, in_words(identity))
 
 
 def _of_files(dataset: Any) -> Manifest:

@@ -117,6 +117,8 @@ def written(
                 len(batch.images),
                 list({row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}.values()),
             )
+        if draw is not None:
+            draw.finish(made)
     made.sort(key=lambda row: row["row"])
     columns = rows.schema(worker.manifest, overlays=worker.pictures is not None)
     store.write(chunk, rows.table_of(made, columns))

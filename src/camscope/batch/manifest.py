@@ -1,6 +1,8 @@
 """Manifest: the images of a run, as an Arrow table of one row an image, which is never made into Python objects."""
 
 import glob
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLES = (".csv", ".parquet")
+LOCAL = ("", "file", "local", "dir", "git", "generic", "reference")  # what fsspec calls the disk, or can lead to it
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
@@ -63,11 +66,21 @@ class Manifest:
 def placed(path: str, root: Path, *, confined: bool) -> str:
     """Where a path of a manifest leads from its root; InputError where it leads out of it, and is confined to it."""
     if "://" in path:
+        if confined and any(_of_this_machine(link) for link in path.split("::")):
+            raise InputError(
+                f"{path}: a URL of this machine's files may lead out of {root}; name the path, or pass --anywhere"
+            )
         return path
     where = root / path
     if confined and not where.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{path}: it leads out of {root}; move it there, or pass --anywhere")
     return str(where)
+
+
+def _of_this_machine(link: str) -> bool:
+    """Whether a link of fsspec's chain, as `zip://a.png::file:///data.zip`, leads to files here; a bare word is a scheme."""
+    scheme, there, _ = link.partition("://")
+    return scheme.lower() in LOCAL or (not there and not link.isalpha())
 
 
 def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:
@@ -88,9 +101,8 @@ def _read(path: Path) -> "pa.Table":
     try:
         if path.suffix.lower() == ".parquet":
             return parquet.read_table(path)
-        return csv.read_csv(
-            path, convert_options=csv.ConvertOptions(column_types={"id": arrow().string()}, strings_can_be_null=True)
-        )
+        words = dict.fromkeys(("path", "id", "target"), arrow().string())  # also where all of them are numbers
+        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=words, strings_can_be_null=True))
     except arrow().ArrowInvalid as error:
         raise InputError(f"{path}: this is no {path.suffix[1:].upper()} table: {error}") from error
 
@@ -98,12 +110,17 @@ def _read(path: Path) -> "pa.Table":
 def _files(source: str | Path | Sequence[str | Path]) -> "pa.Table":
     """Files as named, the images under a folder at any depth, those that a pattern matches; sorted, each once."""
     pa, names = arrow(), _names([source] if isinstance(source, str | Path) else source)
-    pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, PIECE)), [])]
+    try:
+        pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, PIECE)), [])]
+    except UnicodeEncodeError as error:
+        raise InputError(f"{error.object!r}: a file's name that is not UTF-8; rename it, or leave it out") from error
     return pa.table({"path": pa.chunked_array(pieces, pa.string()).unique()})
 
 
 def _names(given: Sequence[str | Path]) -> Iterator[str]:
     for one in map(str, given):
+        if len(given) == 1 and "://" not in one and not glob.has_magic(one) and not os.path.lexists(one):
+            raise InputError(f"{one}: there is no such file or folder")
         meant = sorted(images_of(one, deep=True))
         if not meant:
             raise InputError(f"{one}: no image there")
@@ -113,23 +130,47 @@ def _names(given: Sequence[str | Path]) -> Iterator[str]:
 def numbered(table: "pa.Table", source: str) -> "pa.Table":
     """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest."""
     pa, compute = arrow(), arrow("compute")
-    if "path" not in table.column_names:
-        raise InputError(f"{source}: no column 'path' among {', '.join(table.column_names)}")
-    taken = sorted(set(table.column_names) & set(TAKEN))
-    if taken:
-        raise InputError(f"{source}: the result has columns named {', '.join(taken)} of its own; rename yours")
+    _check_columns(table.column_names, source)
     if not table.num_rows:
         raise InputError(f"{source}: it has no row")
-    paths = table["path"].cast(pa.string())
+    paths = _cast(table["path"], pa.string(), "path", source)
     if compute.any(compute.is_null(paths)).as_py():
         raise InputError(f"{source}: row {compute.index(compute.is_null(paths), True).as_py()} has no path")
-    ids = compute.coalesce(table["id"].cast(pa.string()), paths) if "id" in table.column_names else paths
+    ids = (
+        compute.coalesce(_cast(table["id"], pa.string(), "id", source), paths) if "id" in table.column_names else paths
+    )
     repeated = len(ids) - compute.count_distinct(ids).as_py()
     if repeated:
         raise InputError(f"{source}: {repeated} rows have the id of another; every row needs its own")
     rest = [name for name in table.column_names if name not in ("path", "id")]
     columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
-    return pa.table({**columns, **{name: table[name] for name in rest}})
+    columns |= {name: table[name] for name in rest}
+    if "target" in rest and pa.types.is_floating(
+        table["target"].type
+    ):  # what pandas makes of numbers some of which are missing
+        whole = compute.if_else(compute.is_nan(table["target"]), None, table["target"])
+        columns["target"] = _cast(whole, pa.int64(), "target", source)
+    return pa.table(columns)
+
+
+def _check_columns(names: Sequence[str], source: str) -> None:
+    if "path" not in names:
+        raise InputError(f"{source}: no column 'path' among {', '.join(names)}")
+    taken = sorted(name for name in names if name.lower() in TAKEN)  # a query does not tell `Label` from `label`
+    if taken:
+        raise InputError(f"{source}: the result has columns named {', '.join(taken)} of its own; rename yours")
+    twice = sorted(name for name, times in Counter(map(str.lower, names)).items() if times > 1)
+    if twice:
+        raise InputError(
+            f"{source}: several columns are named {', '.join(twice)}, in large or small letters; rename them"
+        )
+
+
+def _cast(column: Any, kind: Any, name: str, source: str) -> Any:
+    try:
+        return column.cast(kind)
+    except (arrow().ArrowInvalid, NotImplementedError) as error:
+        raise InputError(f"{source}: the column {name} cannot be read as {kind}: {error}") from error
 
 
 def arrow(part: str = "") -> Any:

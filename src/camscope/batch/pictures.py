@@ -1,6 +1,6 @@
 """Pictures: overlays that a run writes beside its maps, drawn and encoded while the model goes on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +16,6 @@ from camscope.explanation import Explanation, Pixels
 from camscope.files import write_bytes
 
 A_FOLDER = 1000  # images whose overlays lie in one folder: file systems and viewers are slow with more
-Draw = Callable[[Mapping[str, Any], Explanation, Pixels | None, Pixels | None], str]
 
 
 @dataclass(frozen=True)
@@ -33,28 +32,41 @@ class Pictures:
             raise InputError(f"overlays={self.kind!r}; expected {', '.join(one[1:] for one in render.FORMATS)}")
 
     @contextmanager
-    def drawing(self, threads: int) -> Iterator[Draw]:
-        """Inside, overlays of rows are drawn by threads, no more of them waiting than can soon be drawn; at the end all are.
-
-        What is called gives the overlay's path inside the run's folder. An error of a disk that is full ends the run.
-        """
-        room, waiting = BoundedSemaphore(8 * threads), list[Future[None]]()
+    def drawing(self, threads: int) -> Iterator["Drawing"]:
+        """Inside, overlays of rows are drawn by so many threads."""
         with ThreadPoolExecutor(threads, thread_name_prefix="camscope-drawing") as pool:
+            yield Drawing(self, pool, 8 * threads)
 
-            def draw(row: Mapping[str, Any], one: Explanation, image: Pixels | None, seen: Pixels | None) -> str:
-                name = f"{OVERLAYS}/{row['row'] // A_FOLDER:06d}/{self.names.stem(row)}.{self.kind}"
-                room.acquire()
-                waiting.append(pool.submit(self._write, self.folder / name, one, image, seen))
-                waiting[-1].add_done_callback(lambda _: room.release())
-                return name
-
-            yield draw
-        for one in waiting:
-            one.result()
-
-    def _write(self, path: Path, one: Explanation, image: Pixels | None, seen: Pixels | None) -> None:
+    def write(self, path: Path, one: Explanation, image: Pixels | None, seen: Pixels | None) -> None:
         """The picture is not synced, as a part is: it can be drawn again from the map."""
         if image is not None and one.placement is not None:
             one = replace(one, placement=one.placement.on_image_of(image.shape[:2]))
         picture = replace(one, image=image, seen=seen).marked(self.height)
         write_bytes(path, render.encode(picture, path.suffix), sync=False)
+
+
+class Drawing:
+    """Overlays that are being drawn, no more of them waiting than can soon be drawn."""
+
+    def __init__(self, pictures: Pictures, pool: ThreadPoolExecutor, most: int) -> None:
+        self._pictures, self._pool, self._room = pictures, pool, BoundedSemaphore(most)
+        self._waiting: dict[str, Future[None]] = {}
+
+    def __call__(self, row: Mapping[str, Any], one: Explanation, image: Pixels | None, seen: Pixels | None) -> str:
+        """Draw a row's overlay, soon: its path inside the run's folder."""
+        name = f"{OVERLAYS}/{row['row'] // A_FOLDER:06d}/{self._pictures.names.stem(row)}.{self._pictures.kind}"
+        self._room.acquire()
+        drawn = self._pool.submit(self._pictures.write, self._pictures.folder / name, one, image, seen)
+        drawn.add_done_callback(lambda _: self._room.release())
+        self._waiting[name] = drawn
+        return name
+
+    def finish(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Wait until all are there; of one that cannot be drawn the row says why. A disk that is full ends the run."""
+        why = {name: error for name, drawn in self._waiting.items() if (error := drawn.exception()) is not None}
+        for row in rows:
+            error = why.get(row.get("overlay", ""))
+            if isinstance(error, OSError):
+                raise error
+            if error is not None:
+                row |= {"overlay": None, "notes": [*row["notes"], f"no overlay: {error}"]}

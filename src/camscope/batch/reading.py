@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest
-from camscope.errors import CamscopeError, InputError, MissingExtraError
+from camscope.errors import CamscopeError, GeometryError, InputError, MissingExtraError
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
 
@@ -63,7 +63,7 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
     try:
         item = read(source)
         return Loaded(row, digits, replace(item, image=None, seen=None), image=item.image, seen=item.seen)
-    except InputError as error:  # no image, or one that the preprocessing does not take
+    except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
         return Loaded(row, digits, error=str(error).removeprefix("the file: "))
     except CamscopeError:
         raise

@@ -19,7 +19,7 @@ from camscope.batch.worker import Worker
 from camscope.cards import card_of, digest
 from camscope.errors import InputError
 from camscope.explainers import Explainer
-from camscope.explainers.facts import versions
+from camscope.explainers.facts import in_words, versions
 from camscope.hooks.base import unwrap
 from camscope.targets import Question
 
@@ -70,6 +70,7 @@ def run_batch(
     each = [tools] if isinstance(tools, Explainer) else list(tools)
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
+    _expect_names(targets)
     manifest = manifest_of(source, root)
     worker, store = Worker(each, list(targets), manifest, batch_size, reduced), Store(output)
     plan, made_with = Plan(len(manifest), chunk, shard), facts(worker, chunk)
@@ -83,6 +84,15 @@ def run_batch(
     return local.run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
 
 
+def _expect_names(targets: Sequence[Question]) -> None:
+    """InputError where two functions have one name, by which their rows could not be told apart."""
+    known: dict[str, object] = {}
+    for one in filter(callable, targets):
+        name = in_words(one)
+        if known.setdefault(name, one) is not one:
+            raise InputError(f"two targets are called {name}: write them as functions with names of their own")
+
+
 def facts(worker: Worker, chunk: int) -> dict[str, Any]:
     """What a `run.json` says; under `made_with` what two starts of one run have in common."""
     first, manifest = worker.tools[0], worker.manifest
@@ -91,9 +101,9 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
     return {
         "made_with": {
             "model": {"source": card.source if card else type(model).__name__, "digest": digest(model)},
-            "preprocess": repr(first.preprocess),
+            "preprocess": in_words(first.preprocess),
             "methods": methods,
-            "targets": [None if one is None else str(one) for one in worker.targets],
+            "targets": [None if one is None else in_words(one) for one in worker.targets],
             "manifest": {"rows": len(manifest), "digest": digest_of_table(manifest), "dataset": manifest.dataset},
             "chunk": chunk,
             "reduced": worker.reduced,

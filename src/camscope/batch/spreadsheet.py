@@ -7,11 +7,14 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from camscope.batch.collection import Collection
 from camscope.batch.query import Query
 from camscope.files import writing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LEFT_OUT = ("grid", "heat", "input_size", "image_size", "placement")
 HOTTEST = "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
@@ -25,8 +28,8 @@ def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> 
     A text that a spreadsheet would take for a formula begins with `'`, so that it stays a text. Rows come in the order of
     the query; of all of them only a few are in memory.
     """
-    names = [name for name in run.dataset.schema.names if name not in LEFT_OUT]
-    own = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in names]
+    fields = [field for field in run.dataset.schema if field.name not in LEFT_OUT]
+    names, own = [field.name for field in fields], [_column(field) for field in fields]
     rows = query.stream(run.dataset, [*own, HOTTEST, "grid", "input_size", "placement"])
     written, cells = 0, Cells()
     with writing(path, overwrite=overwrite) as file:
@@ -38,6 +41,12 @@ def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> 
             written += 1
         text.detach()
     return written, cells.changed
+
+
+def _column(field: "pa.Field") -> str:
+    """A column in SQL; times with a zone as words, for which DuckDB would want one more package."""
+    quoted = '"{}"'.format(field.name.replace('"', '""'))
+    return f"CAST({quoted} AS VARCHAR)" if getattr(field.type, "tz", None) else quoted
 
 
 class Cells:

@@ -4,9 +4,8 @@ import json
 import os
 import re
 import secrets
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 RUN, OVERLAYS = "run.json", "overlays"
 PART = re.compile(r"part-(\d{8})\.parquet")
+SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
+OVERLAY = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpg|png|webp)")
 
 
 class Store:
@@ -44,13 +45,20 @@ class Store:
 
     def begin(self, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
         """Make the folder that of a run; OutputError naming what differs if it is that of another."""
+        try:
+            self._begin(facts, overwrite=overwrite)
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(f"{self.folder}: no run can be written there: {error.strerror or error}") from error
+
+    def _begin(self, facts: Mapping[str, Any], *, overwrite: bool) -> None:
         said = json.dumps(facts, indent=1, sort_keys=True).encode()
         if overwrite:
-            for made in (self.parts, self.folder / OVERLAYS):
-                shutil.rmtree(made, ignore_errors=True)
+            self._clear()
             write_bytes(self.folder / RUN, said)
         elif self.facts is None:
-            if self.parts.exists() and any(self.parts.iterdir()):
+            if self.finished():
                 raise OutputError(f"{self.folder} holds parts without a {RUN}; pass overwrite, or another folder")
             with suppress(OutputError):  # another process was quicker, and what it says counts
                 write_bytes(self.folder / RUN, said, overwrite=False)
@@ -59,6 +67,17 @@ class Store:
             what = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
             raise OutputError(f"{self.folder} holds another run ({what}); pass overwrite, or another folder")
         self.parts.mkdir(parents=True, exist_ok=True)
+
+    def _clear(self) -> None:
+        """Remove the parts and overlays that are there, by their names: all else in these folders is somebody's own."""
+        for path in _named(self.parts, PART, SIBLING):
+            path.unlink(missing_ok=True)
+        for folder in _named(self.folder / OVERLAYS, re.compile(r"\d{6,}")):
+            for path in _named(folder, OVERLAY, SIBLING):
+                path.unlink(missing_ok=True)
+        for left in (*_named(self.folder / OVERLAYS, re.compile(r"\d{6,}")), self.folder / OVERLAYS):
+            with suppress(OSError):  # it is not empty, or not there
+                left.rmdir()
 
     def finished(self) -> set[int]:
         """The numbers of the chunks whose parts are there."""
@@ -104,6 +123,12 @@ def differences(known: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str,
     one, other = (dict(_flat("", facts.get("made_with", {}))) for facts in (known, facts))
     names = [*one, *(name for name in other if name not in one)]
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def _named(folder: Path, *forms: re.Pattern[str]) -> Iterator[Path]:
+    """What a folder, if there is one, holds under names of these forms."""
+    names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - of a million names none becomes a Path
+    return (folder / name for name in names if any(form.fullmatch(name) for form in forms))
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, Any]]:

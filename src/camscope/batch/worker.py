@@ -10,11 +10,12 @@ from torch import Tensor
 
 from camscope.batch import rows
 from camscope.batch.manifest import Manifest
-from camscope.batch.pictures import Draw, Pictures
+from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
 from camscope.cards import digest
 from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.facts import in_words
 from camscope.explainers.inputs import ALONE, Item, known, picture_of
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
@@ -113,28 +114,30 @@ class Worker:
         on_gpu = home(unwrap(self.tools[0].model))[0].type == "cuda" and x.device.type == "cpu"
         return Batch(images, x.pin_memory() if on_gpu else x)
 
-    def rows(self, batch: Batch, draw: Draw | None = None) -> list[dict[str, Any]]:
+    def rows(self, batch: Batch, draw: Drawing | None = None) -> list[dict[str, Any]]:
         """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
         if batch.x is None:
             return [row for one in batch.images for row in self._failed(one, one.error or "")]
         begin = time.perf_counter()
         try:
             found = self._explained(batch.images, batch.x, draw)
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            return self._apart(batch, draw, f"out of memory, alone: {error}")
         except OF_THE_RUN:
             raise
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            return self._apart(batch, draw, str(error))
+            found, why = None, str(error)
+        except torch.OutOfMemoryError as error:
+            found, why = None, f"out of memory, alone: {error}"
         except Exception as error:
-            return self._apart(batch, draw, f"{type(error).__name__}: {error}")
+            found, why = None, f"{type(error).__name__}: {error}"
+        if found is None:  # only here, where the error is gone, and with it what the pass that failed held
+            torch.cuda.empty_cache()
+            return self._apart(batch, draw, why)
         seconds = (time.perf_counter() - begin) / max(1, sum(map(len, found)))
         return [{**row, "seconds": seconds} for own in found for row in own]
 
-    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Draw | None) -> list[list[dict[str, Any]]]:
+    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[list[dict[str, Any]]]:
         """[image]: its rows."""
         items = [one.item for one in images if one.item is not None]
         each = [self.asked(one) for one in images]
@@ -152,11 +155,11 @@ class Worker:
             for one, own in zip(images, zip(*made, strict=True), strict=True)
         ]
 
-    def _found(self, one: Loaded, made: Explanation, which: int, draw: Draw | None) -> dict[str, Any]:
+    def _found(self, one: Loaded, made: Explanation, which: int, draw: Drawing | None) -> dict[str, Any]:
         row = rows.found(self._common(one), made, self._said(one, which), 0.0)
         return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
 
-    def _apart(self, batch: Batch, draw: Draw | None, error: str) -> list[dict[str, Any]]:
+    def _apart(self, batch: Batch, draw: Drawing | None, error: str) -> list[dict[str, Any]]:
         """In halves, down to the image that fails."""
         if len(batch.images) == 1:
             return self._failed(batch.images[0], error)
@@ -175,7 +178,7 @@ class Worker:
     def _said(self, one: Loaded, which: int) -> str | None:
         """The target as it was asked; None: the predicted class."""
         asked = self.asked(one)[which]
-        return None if asked is None else str(asked)
+        return None if asked is None else in_words(asked)
 
 
 def _question(given: Any) -> Question:

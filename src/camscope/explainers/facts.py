@@ -1,6 +1,7 @@
 """Facts that go with a map: what the model said of the sample, and under which versions."""
 
 import platform
+import re
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def answered(score: Score, i: int) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """What the numbers depend on beside the model."""
     return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def in_words(value: object) -> str:
+    """As an object calls itself, without where it lies in memory: the same in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 def _top(score: Score, i: int, chances: list[float | None]) -> tuple[ClassScore, ...]:

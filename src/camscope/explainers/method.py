@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from camscope.cards import card_of
 from camscope.errors import InputError
+from camscope.explainers.facts import in_words
 from camscope.explainers.inputs import Item, Preprocessing, read_item
 from camscope.explainers.maps import Later, Maps
 from camscope.explainers.scope import Mode, OnNonFinite, Precision, expect_one_of, home, survey
@@ -131,7 +132,7 @@ def _told(value: Any) -> str:
     """A setting in words: of a tensor, and of those in a list, the shape only."""
     if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
         return f"[{', '.join(map(_told, value))}]"
-    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else str(value)
+    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else in_words(value)
 
 
 def _names(given: Any) -> tuple[str, ...] | None:

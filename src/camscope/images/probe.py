@@ -40,6 +40,9 @@ class Probed:
         self.transform = transform
         self._placements: dict[tuple[int, int], Placement | None] = {}
 
+    def __repr__(self) -> str:
+        return f"Probed({self.transform!r})"
+
     def __eq__(self, other: object) -> bool:
         return self.transform == other.transform if isinstance(other, Probed) else NotImplemented
 
