@@ -482,6 +482,10 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
     run_batch(GradCAM(model), [folder / "0.png", *(folder / name for name in names)], tmp_path / "out")
     told = {os.path.basename(row["path"]): row["error"] for row in rows(tmp_path / "out")}  # noqa: PTH119 - a name's end
     assert [name for name, error in told.items() if error is None] == ["0.png", "wrong.jpg", "moving.gif"]
+    notes = {os.path.basename(row["path"]): row["notes"] for row in Run(tmp_path / "out").table().to_pylist()}  # noqa: PTH119
+    assert notes["wrong.jpg"][-1] == "the file is called .jpg and is a PNG"
+    assert notes["moving.gif"][-1] == "an animation or a stack: of 2 frames the first was read"
+    assert notes["0.png"] == ["layer 'layer4' was chosen"]
     for name, reason in {
         "truncated.jpg": "it is damaged",
         "nothing.png": "the file is empty",
@@ -535,3 +539,32 @@ class _Racing(Store):
             Store(self.folder).begin(self._said)
             return None
         return Store(self.folder).facts
+
+
+def test_a_run_that_failed_before_its_first_part_leaves_its_folder_to_another(folder, model, tmp_path):
+    with pytest.raises(TargetError, match="tulip"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", ["tulip"])
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", ["nodule"]).images == 7
+
+
+def test_the_same_names_in_another_folder_are_other_pictures(folder, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    run_batch(GradCAM(model), ["0.png", "1.png"], tmp_path / "out")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (32, 32), "red").save(other / name)
+    monkeypatch.chdir(other)
+    with pytest.raises(OutputError, match=r"manifest\.folder: .*images there, .*other here"):
+        run_batch(GradCAM(model), ["0.png", "1.png"], tmp_path / "out")
+
+
+def test_what_a_killed_process_left_half_written_goes_after_a_day(folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    new, old = (tmp_path / "out" / "parts" / f".{letter * 16}.part" for letter in "ab")
+    for path in (new, old):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 100_000,) * 2)
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    assert new.exists()
+    assert not old.exists()

@@ -283,7 +283,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
     for name, engine in (("ray", partial(on_ray.run_chunks, workers=1)), ("local", local.run_chunks)):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
         worker, store = local.Worker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
-        store.begin({"root": {}})
+        store.begin({"made_with": {}, "root": {}})
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()

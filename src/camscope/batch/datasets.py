@@ -82,7 +82,8 @@ def _of_hugging_face(dataset: Any) -> tuple["pa.Table", Images]:
     columns = {} if table is None else {name: table[name] for name in table.column_names if name not in ("path", "row")}
     for name in (name for name, kind in kinds.items() if kind == "ClassLabel" and name in columns):
         columns[name] = _named(columns[name].to_numpy(), dataset.features[name].names)
-    renamed = {LABEL if name == "label" else name: column for name, column in columns.items()}
+    free = LABEL not in columns
+    renamed = {LABEL if name == "label" and free else name: column for name, column in columns.items()}
     return arrow().table({"path": _numbers(len(dataset)), **renamed}), Images(undecoded, pictures[0])
 
 

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,14 @@ class Manifest:
     def carried(self) -> list[str]:
         """The columns that go along unchanged."""
         return [name for name in self.table.column_names if name not in ("row", "id", "path", "target")]
+
+    @property
+    def relative(self) -> bool:
+        """Whether it matters where its paths begin."""
+        if self.images is not None:
+            return False
+        anchored = arrow("compute").match_substring_regex(self.table["path"], f"^{re.escape(Path.cwd().anchor)}|://")
+        return not arrow("compute").all(anchored).as_py()
 
     def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
         """Some rows as dicts: those of one chunk, never of all."""

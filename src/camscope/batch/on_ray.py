@@ -6,7 +6,6 @@ the driver holds does not grow with the manifest. (A block of rows for each chun
 """
 
 import contextlib
-import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -125,13 +124,7 @@ def _relative(manifest: Manifest, store: Store) -> bool:
     """Whether anything is looked for from the folder that the driver is in."""
     if not store.folder.is_absolute() or (manifest.root is not None and not manifest.root.is_absolute()):
         return True
-    compute, anchored = arrow("compute"), f"^{re.escape(Path.cwd().anchor)}|://"
-    paths = manifest.table["path"]
-    return (
-        manifest.root is None
-        and manifest.images is None
-        and not compute.all(compute.match_substring_regex(paths, anchored)).as_py()
-    )
+    return manifest.root is None and manifest.relative
 
 
 def _on_cuda(worker: Worker) -> bool:

@@ -6,6 +6,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest
-from camscope.errors import CamscopeError, GeometryError, InputError, MissingExtraError
+from camscope.errors import CamscopeError, GeometryError, ImageError, InputError, MissingExtraError
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
+from camscope.images.photo import remarks
 
 Row = Mapping[str, Any]
 
@@ -30,6 +32,7 @@ class Loaded:
     error: str | None = None
     image: Pixels | None = None
     seen: Pixels | None = None
+    notes: tuple[str, ...] = ()
 
 
 def loaded(
@@ -64,7 +67,12 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
     digits = sha256_of(source)
     try:
         item = read(source)
-        return Loaded(row, digits, replace(item, image=None, seen=None), image=item.image, seen=item.seen)
+        notes: tuple[str, ...] = ()
+        if isinstance(source, bytes):
+            with suppress(ImageError):  # a later frame is damaged, which nobody asked for
+                notes = remarks(source, row["path"])
+        plain = replace(item, image=None, seen=None)
+        return Loaded(row, digits, plain, image=item.image, seen=item.seen, notes=notes)
     except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
         return Loaded(row, digits, error=str(error).removeprefix("the file: "))
     except CamscopeError:

@@ -15,9 +15,9 @@ from camscope.batch.pictures import Pictures
 from camscope.batch.rows import digest_of
 from camscope.batch.sources import manifest_of
 from camscope.batch.store import Store
-from camscope.batch.worker import Worker
+from camscope.batch.worker import OF_THE_RUN, Worker
 from camscope.cards import card_of, digest
-from camscope.errors import InputError
+from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import in_words, versions
 from camscope.hooks.base import unwrap
@@ -78,10 +78,17 @@ def run_batch(
         pictures = Pictures(store.folder, overlays, Names.of(made_with["made_with"]), overlay_height)
         worker = replace(worker, pictures=pictures)
         made_with["made_with"]["overlays"] = {"kind": overlays, "height": overlay_height}
-    store.begin(made_with, overwrite=overwrite)
-    if engine == "ray":
-        return on_ray.run_chunks(worker, manifest, store, plan, threads, max_failures, told, address, workers)
-    return local.run_chunks(worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told)
+    new = store.begin(made_with, overwrite=overwrite)
+    try:
+        if engine == "ray":
+            return on_ray.run_chunks(worker, manifest, store, plan, threads, max_failures, told, address, workers)
+        return local.run_chunks(
+            worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told
+        )
+    except (*OF_THE_RUN, TargetError):
+        if new:
+            store.retract()
+        raise
 
 
 def _expect_names(targets: Sequence[Question]) -> None:
@@ -104,7 +111,14 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
             "preprocess": in_words(first.preprocess),
             "methods": methods,
             "targets": [None if one is None else in_words(one) for one in worker.targets],
-            "manifest": {"rows": len(manifest), "digest": digest_of_table(manifest), "dataset": manifest.dataset},
+            "manifest": {
+                "rows": len(manifest),
+                "digest": digest_of_table(manifest),
+                "dataset": manifest.dataset,
+                "folder": root_of(manifest)["folder"]
+                if manifest.relative
+                else None,  # other pictures may have these names
+            },
             "chunk": chunk,
             "reduced": worker.reduced,
         },

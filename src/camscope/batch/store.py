@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from camscope.files import write_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
 
+DAY = 86_400.0  # seconds
 RUN, OVERLAYS = "run.json", "overlays"
 PART = re.compile(r"part-(\d{8})\.parquet")
 SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
@@ -49,17 +51,17 @@ class Store:
             raise OutputError(f"{path}: it is another program's; choose another folder")
         return found
 
-    def begin(self, facts: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Make the folder that of a run; OutputError naming what differs if it is that of another."""
+    def begin(self, facts: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+        """Make the folder that of a run, and say whether it is new; OutputError naming what differs from another's."""
         try:
-            self._begin(facts, overwrite=overwrite)
+            return self._begin(facts, overwrite=overwrite)
         except OutputError:
             raise
         except OSError as error:
             raise OutputError(f"{self.folder}: no run can be written there: {error.strerror or error}") from error
 
-    def _begin(self, facts: Mapping[str, Any], *, overwrite: bool) -> None:
-        said = json.dumps(facts, indent=1, sort_keys=True).encode()
+    def _begin(self, facts: Mapping[str, Any], *, overwrite: bool) -> bool:
+        said, new = json.dumps(facts, indent=1, sort_keys=True).encode(), overwrite
         if overwrite:
             with suppress(ValueError):  # what is damaged may be replaced, what is another program's not
                 self._read()
@@ -70,11 +72,26 @@ class Store:
                 raise OutputError(f"{self.folder} holds parts without a {RUN}; pass overwrite, or another folder")
             with suppress(OutputError):  # another process was quicker, and what it says counts
                 write_bytes(self.folder / RUN, said, overwrite=False)
+                new = True
         changed = differences(self.facts or {}, json.loads(said))
         if changed:
             what = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in changed.items())
             raise OutputError(f"{self.folder} holds another run ({what}); pass overwrite, or another folder")
         self.parts.mkdir(parents=True, exist_ok=True)
+        self._tidy()
+        return new
+
+    def retract(self) -> None:
+        """Undo the beginning of a run that failed before its first part: what comes instead need not be the same."""
+        if not self.finished():
+            (self.folder / RUN).unlink(missing_ok=True)
+
+    def _tidy(self) -> None:
+        """Remove what processes that were killed left half-written, a day ago or more."""
+        for path in _named(self.parts, SIBLING):
+            with suppress(OSError):  # another process does the same
+                if time.time() - path.stat().st_mtime > DAY:
+                    path.unlink()
 
     def _clear(self) -> None:
         """Remove the parts and overlays that are there, by their names: all else in these folders is somebody's own."""

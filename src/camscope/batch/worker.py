@@ -157,6 +157,7 @@ class Worker:
 
     def _found(self, one: Loaded, made: Explanation, which: int, draw: Drawing | None) -> dict[str, Any]:
         row = rows.found(self._common(one), made, self._said(one, which), 0.0)
+        row["notes"] = [*row["notes"], *one.notes]
         return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
 
     def _apart(self, batch: Batch, draw: Drawing | None, error: str) -> list[dict[str, Any]]:

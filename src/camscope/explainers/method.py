@@ -1,5 +1,6 @@
 """Method: what every method has: its settings, its facts, and the map that it makes of one input."""
 
+import hashlib
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -7,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from inspect import signature
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from camscope.cards import card_of
@@ -129,10 +131,13 @@ def _plain(value: Any) -> Any:
 
 
 def _told(value: Any) -> str:
-    """A setting in words: of a tensor, and of those in a list, the shape only."""
+    """A setting in words: of a tensor, and of those in a list, the shape and a digest."""
     if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
         return f"[{', '.join(map(_told, value))}]"
-    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else in_words(value)
+    if not isinstance(value, Tensor):
+        return in_words(value)
+    data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    return f"tensor {tuple(value.shape)} {hashlib.sha256(data).hexdigest()[:8]}"
 
 
 def _names(given: Any) -> tuple[str, ...] | None:

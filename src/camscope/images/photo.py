@@ -95,6 +95,21 @@ def read_reduced(data: bytes, enough: Callable[[Size], Size]) -> tuple[Pixels, S
         return _decoded(image, "the file", MAX_PIXELS), size
 
 
+def remarks(data: bytes, name: str) -> tuple[str, ...]:
+    """What is odd about the bytes of a file that can be read: a suffix of another format, frames that were not read."""
+    from PIL import Image
+
+    with _told(name), _quiet(), Image.open(io.BytesIO(data)) as image:
+        suffix, found = Path(name).suffix.lower(), "JPEG" if image.format == "MPO" else str(image.format)
+        named = Image.registered_extensions().get(suffix, found)
+        odd = [f"the file is called {suffix} and is a {found}"] if named not in (found, image.format) else []
+        if image.format != "MPO" and getattr(
+            image, "is_animated", False
+        ):  # a phone's photograph has a second one inside
+            odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
+        return tuple(odd)
+
+
 @contextmanager
 def _opened(data: bytes) -> "Iterator[Image]":
     from PIL import Image
