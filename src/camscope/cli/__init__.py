@@ -4,7 +4,20 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import batch, benchmark, compare, demo, explain, export, features, layers, measure, methods, show
+from camscope.cli import (
+    batch,
+    benchmark,
+    choose,
+    compare,
+    demo,
+    explain,
+    export,
+    features,
+    layers,
+    measure,
+    methods,
+    show,
+)
 from camscope.cli.base import Group, out
 
 __all__ = ["app", "main"]
@@ -19,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: camscope demo",
 )
-for module in (demo, explain, compare, batch, show, export, measure, benchmark, layers, features, methods):
+for module in (demo, explain, compare, batch, show, export, measure, choose, benchmark, layers, features, methods):
     name = module.__name__.rpartition(".")[2]
     app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.run)
 

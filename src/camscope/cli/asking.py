@@ -74,6 +74,37 @@ def _class(word: str | None) -> int | str | None:
         return word
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Method and layer, and the digest of the model that they were chosen for, if they were."""
+
+    method: str
+    layer: str | None
+    model: str | None = None
+
+    def check(self, net: "nn.Module") -> None:
+        """Say so where the model is another one: what was best there need not be best here."""
+        from camscope.cards import digest
+        from camscope.hooks.base import unwrap
+
+        if self.model is not None and self.model != digest(unwrap(net)):
+            base.note("the choice was made on another model, or on other weights of it")
+
+
+def asked_of(choice: str | None, method: str, layer: str | None) -> Asked:
+    """What `--choice` says, or the other two options; typer.BadParameter for both."""
+    if choice is None:
+        return Asked(method, layer)
+    if method != "gradcam" or layer is not None:
+        raise typer.BadParameter(
+            "it names method and layer already: leave --method and --layer out", param_hint="'--choice'"
+        )
+    from camscope.measure.choice import read
+
+    known = read(choice)
+    return Asked(known.method, known.layer, known.model)
+
+
 def expect_a_layer(kinds: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
     """typer.BadParameter where layers are named, and none, or no method that has one to choose."""
     from camscope.explainers.arrangement import has_layer

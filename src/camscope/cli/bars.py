@@ -35,6 +35,10 @@ class Bar:
         """So many steps are done, of how many."""
         self._bar.update(self._task, completed=done, total=total)
 
+    def seen(self, done: int, what: str) -> None:
+        """So many steps are done, and this is what there is to say of it."""
+        self._bar.update(self._task, completed=done, description=base.shown(what))
+
     def begin(self, what: str) -> None:
         """The next step has this name, and those before it are done."""
         self._bar.update(self._task, description=base.shown(what), completed=self._begun)

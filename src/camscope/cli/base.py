@@ -56,6 +56,10 @@ MethodOption = Annotated[
     str,
     typer.Option("--method", metavar="A,B", help="One or several, or all but the slow; to see them: camscope methods."),
 ]
+ChoiceOption = Annotated[
+    str | None,
+    typer.Option("--choice", metavar="FILE", help="Method and layer as camscope choose --save wrote them."),
+]
 PreprocessOption = Annotated[
     str | None,
     typer.Option("--preprocess", metavar="NAME", help="How images enter the model, if it does not say: imagenet."),

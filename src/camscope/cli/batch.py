@@ -28,6 +28,7 @@ def run(
     weights: base.WeightsOption = None,
     layer: base.LayerOption = None,
     method: base.MethodOption = "gradcam",
+    choice: base.ChoiceOption = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -78,13 +79,15 @@ def run(
     """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
     from camscope.batch import manifest_of, run_batch
 
-    questions, methods = asking.questions(target, classes), base.methods_of(method)
-    layers = None if layer is None else base.split(layer)
+    asked = asking.asked_of(choice, method, layer)
+    questions, methods = asking.questions(target, classes), base.methods_of(asked.method)
+    layers = None if asked.layer is None else base.split(asked.layer)
     asking.expect_a_layer(methods, layers)
     keywords = settings(set_ or [], methods)
     keywords = {name: {**bars.silent(kind), **keywords[name]} for name, kind in methods.items()}
     manifest = manifest_of(source, "" if anywhere else root)
     net = base.loaded(model, weights, device)
+    asked.check(net)
     tools = asking.explainers(methods, net, layers, preprocess, keywords)
     with bars.counting() as told:
         outcome = run_batch(

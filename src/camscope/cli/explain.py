@@ -33,6 +33,7 @@ def run(
     weights: base.WeightsOption = None,
     layer: base.LayerOption = None,
     method: base.MethodOption = "gradcam",
+    choice: base.ChoiceOption = None,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", metavar="CLASS", help="Index or name; default: each image's top class."),
@@ -63,8 +64,9 @@ def run(
     limit_top: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
-    questions, methods = asking.questions(target, classes), base.methods_of(method)
-    layers = None if layer is None else base.split(layer)
+    asked = asking.asked_of(choice, method, layer)
+    questions, methods = asking.questions(target, classes), base.methods_of(asked.method)
+    layers = None if asked.layer is None else base.split(asked.layer)
     asking.expect_a_layer(methods, layers)
     asking.expect_one_map_a_method(methods, layers)
     keywords, look = settings(set_ or [], methods), asking.look(colormap, alpha, contour, boxes)
@@ -74,6 +76,7 @@ def run(
     present = _present(paths, outcome)
     if present:
         net = base.loaded(model, weights, device)
+        asked.check(net)
         tools = asking.explainers(methods, net, layers, preprocess, keywords)
         answers = Answers(
             tools, questions, destination, look, limit_top, shared_scale=shared_scale, leave_out=method == "all"

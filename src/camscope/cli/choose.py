@@ -1,0 +1,106 @@
+"""`camscope choose`: which method, at which layer, on a model and images of one's own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from camscope.cli import asking, bars, base
+from camscope.cli.paths import check_free
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from camscope.measure.choose import Choice
+
+EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
+
+
+def run(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Images, as for camscope batch: a folder, a manifest …")
+    ],
+    model: base.ModelOption = "phantom",
+    weights: base.WeightsOption = None,
+    layer: Annotated[
+        str | None, typer.Option("--layer", "-l", metavar="A,B", help="Default: the ends of the last three stages.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="A,B", help="Default: a dozen that take few passes.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
+    ] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the manifest."
+        ),
+    ] = None,
+    category: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
+    ] = None,
+    images: Annotated[int, typer.Option(min=8, help="At most so many, drawn by --seed.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Let every candidate see every image.")] = False,
+    save: Annotated[str | None, typer.Option(metavar="FILE", help="A .toml for --choice of explain and batch.")] = None,
+    preprocess: base.PreprocessOption = None,
+    root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin.")] = None,
+    overwrite: base.OverwriteOption = False,
+    device: base.DeviceOption = "cpu",
+) -> None:
+    """Race methods and layers on your images; losers drop out early. What is recommended comes with its evidence."""
+    from camscope.batch import manifest_of
+    from camscope.explainers import GradCAM
+    from camscope.measure.candidates import candidates
+    from camscope.measure.choice import save as write
+    from camscope.measure.choose import choose
+    from camscope.measure.evidence import evidence_of
+    from camscope.measure.samples import samples_of, told_of
+
+    if save is not None:
+        check_free(Path(save), overwrite)
+    (question,) = asking.questions(target, None)
+    manifest = manifest_of(source, root)
+    known = None
+    if masks is not None:
+        folder = manifest.root or Path.cwd()
+        known = evidence_of(masks, manifest.table.column_names, folder, base.split(category or ""))
+    net = base.loaded(model, weights, device)
+    with base.remarks():
+        reader = GradCAM(net, preprocess=preprocess)
+        samples, left_out = samples_of(manifest, reader, question, known, most=images, seed=seed)
+        for line in told_of(left_out):
+            base.note(line)
+        names = None if method is None else list(base.methods_of(method))
+        first = samples[0].item.x[None].to(device)
+        with base.working("looking for layers"):
+            tools = candidates(net, first, names, None if layer is None else base.split(layer))
+        with bars.bar(f"{len(tools)} candidates", len(samples), base.out()) as bar:
+            choice = choose(
+                tools,
+                samples,
+                seed=seed,
+                exhaustive=exhaustive,
+                region=max(1, first.shape[-1] // 14),
+                told=lambda seen, count, left: bar.seen(seen, f"{left} candidates left"),
+            )
+    base.out().print(_table(choice))
+    base.out().print(base.styled(("choice  ", "bold"), (base.shown(choice.sentence), "")), soft_wrap=True)
+    if save is not None:
+        base.out().print(base.styled(("saved   ", "bold"), (base.shown(write(choice, save, overwrite=overwrite)), "")))
+
+
+def _table(choice: "Choice") -> "Table":
+    from rich.text import Text
+
+    criteria = list(choice.standings[0].values)
+    table = base.table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "out")
+    for one in choice.standings:
+        cells = [str(one.estimate(name) or "–") for name in criteria]
+        style = "bold" if one in choice.best else "dim" if one.out else ""
+        title = Text(base.shown(one.title), style)
+        table.add_row(
+            title, *cells, str(one.images), f"{one.price:.3f}" if one.images else "–", Text(base.shown(one.out))
+        )
+    return table

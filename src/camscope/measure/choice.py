@@ -1,0 +1,57 @@
+"""A choice as a file: TOML that `camscope explain` and `camscope batch` take, with the evidence that it rests on."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from camscope.cards import digest
+from camscope.errors import InputError
+from camscope.files import write_bytes
+from camscope.hooks.base import unwrap
+from camscope.measure.choose import Choice, Standing
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method, its layer, and the digest of the model that it was chosen for."""
+
+    method: str
+    layer: str | None
+    model: str
+
+
+def save(choice: Choice, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the first of the best, or where there is no clear winner the cheapest of those that are alike."""
+    best = choice.best[0] if choice.best else choice.cheapest
+    lines = [f"# {choice.sentence}", f"method = {_word(best.tool.name)}"]
+    layer = getattr(best.tool, "layer", None)
+    lines += [f"layer = {_word(layer)}"] if isinstance(layer, str) else []
+    lines += [f"model = {_word(digest(unwrap(best.tool.model)))}", f"clear = {str(bool(choice.best)).lower()}"]
+    for one in choice.standings:
+        lines += ["", "[[standing]]", f"title = {_word(one.title)}", *_evidence(one)]
+    return write_bytes(path, ("\n".join(lines) + "\n").encode(), overwrite=overwrite)
+
+
+def read(path: str | Path) -> Chosen:
+    """What `save` wrote; InputError for another file."""
+    try:
+        plain = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return Chosen(str(plain["method"]), plain.get("layer"), str(plain["model"]))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, KeyError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a choice that camscope choose --save wrote: {error!r}") from error
+
+
+def _evidence(one: Standing) -> list[str]:
+    found = [f"images = {one.images}", f"seconds = {one.price:.4f}"]
+    for name in one.values:
+        if (estimate := one.estimate(name)) is not None:
+            found.append(f"{name} = [{estimate.mean:.4f}, {estimate.low:.4f}, {estimate.high:.4f}]")
+    return [*found, f"out = {_word(one.out)}"] if one.out else found
+
+
+def _word(text: str) -> str:
+    """A string as TOML has it, which is JSON's where nothing is beyond its escapes."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

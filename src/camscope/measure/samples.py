@@ -1,0 +1,78 @@
+"""Samples: the images of a manifest as a model takes them, and where their evidence lies on the model's input."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from camscope.batch.manifest import Manifest
+from camscope.batch.reading import Loaded, loaded
+from camscope.batch.worker import Worker
+from camscope.errors import InputError, UndefinedError
+from camscope.explainers import Explainer
+from camscope.geometry import Placement
+from camscope.measure.choose import Mask, Sample
+from camscope.measure.evidence import Evidence
+from camscope.targets import Question
+
+
+def samples_of(
+    manifest: Manifest,
+    tool: Explainer,
+    target: Question = None,
+    evidence: Evidence | None = None,
+    *,
+    most: int = 64,
+    seed: int = 0,
+    threads: int = 4,
+) -> tuple[list[Sample], Counter[str]]:
+    """At most so many images, drawn by `seed`, of the size that most of them have; and why others are left out.
+
+    `target`: of images whose row has none of its own; None: the class that the model gives each.
+    """
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:most])
+    worker = Worker([tool], [target], manifest)
+    rows = (manifest.rows(int(n), int(n) + 1)[0] for n in drawn)
+    found, left_out = [], Counter[str]()
+    for one in loaded(manifest, rows, worker.read, threads):
+        if one.item is None:
+            left_out[one.error or "it cannot be read"] += 1
+        else:
+            found.append((one, worker.asked(one)[0]))
+    sizes = Counter(tuple(one.item.x.shape) for one, _ in found if one.item is not None)
+    if not sizes:
+        raise InputError("; ".join(["no image can be read", *left_out]))
+    usual = sizes.most_common(1)[0][0]
+    left_out["the model's input is of another size"] = sizes.total() - sizes[usual]
+    made = [
+        Sample(one.item, asked, _mask(evidence, one))
+        for one, asked in found
+        if one.item is not None and one.item.x.shape == usual
+    ]
+    return made, +left_out
+
+
+def _mask(evidence: Evidence | None, one: Loaded) -> Mask | None:
+    """Of an image whose evidence is known, and was shown to the model."""
+    if evidence is None or one.item is None or one.item.placement is None:
+        return None
+    try:
+        mask = on_input(evidence.mask(one.row, one.item.placement.image_size), one.item.placement)
+    except UndefinedError:
+        return None
+    return mask if mask.any() else None
+
+
+def on_input(mask: Mask, place: Placement) -> Mask:
+    """(H,W) of the image -> (h,w) of the model's input: each pixel as the image's is where its middle lies."""
+    grid = np.indices(place.input_size).reshape(len(place.input_size), -1).T + 0.5
+    cells = np.floor(place.to_image(grid)).astype(np.int64)
+    inside = ((cells >= 0) & (cells < mask.shape)).all(1)
+    made = np.zeros(len(cells), np.bool_)
+    made[inside] = mask[tuple(cells[inside].T)]
+    return made.reshape(place.input_size)
+
+
+def told_of(left_out: Mapping[str, int]) -> Sequence[str]:
+    """`3 images left out: …`"""
+    return [f"{count} images left out: {reason}" for reason, count in left_out.items()]

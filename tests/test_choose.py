@@ -1,0 +1,139 @@
+"""Choosing a method: a race on one's own images, its verdict in words, and a file that other commands take."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from camscope import GradCAM, Saliency, load_model
+from camscope.cli import app
+from camscope.errors import InputError
+from camscope.explainers import EdgeDetector
+from camscope.geometry import Placement
+from camscope.phantom import CATEGORIES, draw
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("scipy")
+
+from camscope.cli.benchmark import phantoms
+from camscope.measure import choice as file
+from camscope.measure.candidates import candidates, stages
+from camscope.measure.choose import FAITHFULNESS, Choice, Sample, Standing, choose, drop_losers, ranked
+from camscope.measure.samples import on_input
+
+pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("phantom")
+
+
+def samples(model, count):
+    made = [draw(500 + n, CATEGORIES[1 + n % 3]) for n in range(count)]
+    return [Sample(GradCAM(model).read(one.image), one.name, one.mask) for one in made]
+
+
+class Named:
+    layer = None
+
+    def __init__(self, title):
+        self.title = self.name = title
+
+
+def standing(title, values):
+    return Standing(Named(title), {FAITHFULNESS: list(values)}, 1.0, len(values))
+
+
+def test_ranks_are_of_each_image_ties_share_and_what_is_undefined_is_last():
+    racing = [standing("a", [3.0, 1.0]), standing("b", [3.0, 2.0]), standing("c", [1.0, np.nan])]
+    np.testing.assert_array_equal(ranked(racing), [[1.5, 2.0], [1.5, 1.0], [3.0, 3.0]])
+    for n, one in enumerate(racing, start=1):
+        one.values["enrichment"] = [float(n)] * 2
+    np.testing.assert_array_equal(ranked(racing), [[2.25, 2.5], [1.75, 1.5], [2.0, 2.0]])
+
+
+def test_a_loser_drops_out_and_what_is_alike_stays():
+    drawn = np.random.default_rng(0)
+    good = drawn.normal(1.0, 0.3, 24)
+    racing = [standing("good", good), standing("alike", good + drawn.normal(0, 0.3, 24)), standing("bad", good - 2)]
+    drop_losers(racing, 0)
+    assert [bool(one.out) for one in racing] == [False, False, True]
+    assert "behind" in racing[2].out
+    assert "ranks after 24 images (p 0.0" in racing[2].out
+    few = [standing("good", good[:2]), standing("bad", good[:2] - 2)]
+    drop_losers(few, 0)
+    assert not any(one.out for one in few)
+
+
+def test_words_for_a_winner_for_none_and_for_nothing():
+    one, two, three = (standing(name, [0.5, 0.7, 0.6]) for name in "abc")
+    said = Choice([one], [one], 3, 3, 3).sentence
+    assert said.startswith("a (faithfulness 0.600 [")
+    assert said.endswith("], 0.333 s an image)")
+    assert Choice([], [one, two, three], 3, 9, 9).sentence.startswith(
+        "no clear winner after 3 images: 3 candidates are alike (a, b, c); the cheapest of them is a"
+    )
+    one.out = two.out = three.out = "they say nothing"
+    assert Choice([], [one, two, three], 3, 9, 9).sentence.startswith("none: the maps of no candidate depend")
+
+
+def test_a_race_leaves_out_what_does_not_see_the_model_and_drops_the_worst(model):
+    x = samples(model, 1)[0].item.x[None]
+    tools = [*candidates(model, x, ["gradcam"], ["layer4", "relu"]), EdgeDetector(model)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen = []
+    made = choose(tools, samples(model, 24), region=16, steps=4, told=lambda *at: seen.append(at))
+    assert [one.title for one in made.best] == ["gradcam · layer4"]
+    assert {one.title: one.images for one in made.standings}["edges"] == 0
+    assert "a control" in made.standings[-1].out
+    assert made.explained < made.exhaustive == 48
+    assert seen[-1][2] == 1
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(InputError, match="a race needs two of each"):
+        choose(tools[:1], samples(model, 4))
+
+
+def test_candidates_are_tried_at_the_ends_of_stages(model):
+    x = samples(model, 1)[0].item.x[None]
+    assert stages(model, x)[-1] == "layer4"
+    assert len(stages(model, x)) == 3
+    found = candidates(model, x, ["gradcam", "saliency", "guidedbackprop"])
+    assert [type(one) for one in found if isinstance(one, Saliency)] == [Saliency]
+    assert sum(isinstance(one, GradCAM) for one in found) == 3
+    with pytest.raises(InputError, match="no method 'gradcan'"):
+        candidates(model, x, ["gradcan"])
+
+
+def test_a_mask_is_brought_to_the_models_input():
+    mask = np.zeros((4, 8), bool)
+    mask[:2, 2:4] = True
+    place = Placement.identity((4, 8)).resized((2, 4)).cropped((0, 1), (2, 4))
+    assert np.argwhere(on_input(mask, place)).tolist() == [[0, 0]]
+
+
+def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    phantoms(tmp_path / "set", 16, 700)
+    words = ["choose", "set/list.csv", "--masks", "mask", "--method", "gradcam,saliency", "--layer", "layer4"]
+    result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
+    assert result.exit_code == 0, result.output
+    assert "choice  " in result.stdout
+    known = file.read("choice.toml")
+    assert known.method in ("gradcam", "saliency")
+    assert CliRunner().invoke(app, [*words, "--save", "choice.toml"]).exit_code == 1
+    explained = CliRunner().invoke(app, ["explain", "set/images/000700.png", "--choice", "choice.toml", "-o", "e"])
+    assert explained.exit_code == 0, explained.output
+    assert known.method in explained.stdout
+    batch = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "choice.toml", "-o", "b"])
+    assert batch.exit_code == 0, batch.output
+    both = CliRunner().invoke(
+        app, ["explain", "set/images/000700.png", "--choice", "choice.toml", "--method", "layercam"]
+    )
+    assert both.exit_code == 2
+    (tmp_path / "other.toml").write_text("layer = 3")
+    assert CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"]).exit_code == 2
+    with (tmp_path / "set" / "list.csv").open() as table:
+        assert next(csv.reader(table)) == ["path", "mask", "target"]
