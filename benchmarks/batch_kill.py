@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -181,8 +182,8 @@ def compare(folder: Path, bad: dict[str, str]) -> None:
     print(f"{one.num_rows} rows, {other.num_rows} rows: {'equal' if one.equals(other) else 'DIFFERENT'}")
     left = list((folder / "killed" / "parts").glob(".*"))
     print(f"{len(left)} half-written files were left, and none is read")
-    failed = one.filter(pc.equal(one["method"], "gradcam")).select(["path", "error"]).to_pylist()
-    reasons = Counter((bad.get(row["path"], "good"), (row["error"] or "a map").partition(":")[0]) for row in failed)
+    failed = one.filter(pc.equal(one["method"], "gradcam")).select(["path", "error", "notes"]).to_pylist()
+    reasons = Counter((bad.get(row["path"], "good"), said(row).partition(":")[0]) for row in failed)
     for (kind, reason), count in sorted(reasons.items()):
         print(f"{count:5d} x {kind}: {reason}")
     for row in failed:
@@ -190,6 +191,12 @@ def compare(folder: Path, bad: dict[str, str]) -> None:
         if (row["error"] is None) != (expected is None) or (expected and expected not in row["error"]):
             print(f"NOT AS EXPECTED: {row}")
     shutil.rmtree(folder / "whole")
+
+
+def said(row: dict[str, Any]) -> str:
+    """Why there is no map, or what was odd about its file."""
+    odd = [note for note in row["notes"] or () if "was chosen" not in note]
+    return str(row["error"] or ", ".join(["a map", *odd]))
 
 
 if __name__ == "__main__":

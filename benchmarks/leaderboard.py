@@ -1,4 +1,4 @@
-"""`python -m benchmarks.leaderboard`: every method on photographs whose objects are boxed, into docs/leaderboard.md.
+"""`python -m benchmarks.leaderboard`: methods on photographs whose objects are boxed, into docs/leaderboard.md.
 
 --models resnet18 deit_tiny    trained ones, where a folder beside the project has them
 --most 8                       seconds an image may take; what takes longer is named and left out
@@ -29,6 +29,12 @@ from camscope.measure.summary import Line, summarised
 BOXES, PAGE = DATA / "imagenet_boxes", Path(__file__).parents[1] / "docs" / "leaderboard.md"
 FIGURES = PAGE.parent / "leaderboard"
 FIRST = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept")
+QUICK = (
+    "gradcam", "gradcam++", "smoothgradcam++", "xgradcam", "hirescam", "gradcam-elementwise", "layercam", "finercam",
+    "shapleycam", "bagcam", "refinecam", "cam", "liftcam", "eigencam", "eigengradcam", "kpcacam", "fem", "dff", "rollout",
+    "gradrollout", "chefer", "legrad", "gradeclip", "fullgrad", "simplefullgrad", "saliency", "inputxgradient", "smoothgrad",
+    "guidedbackprop", "deconvnet", "guidedgradcam", "excitationbackprop", "randomcam",
+)  # fmt: skip
 SUBSETS = {"all": None, "off-centre": "not centre_in_box"}
 
 
@@ -43,15 +49,15 @@ def manifest(folder: Path) -> Path:
     return path
 
 
-def priced(model: Any, most: float) -> tuple[list[Explainer], dict[str, float], dict[str, str]]:
+def priced(model: Any, methods: Sequence[str], most: float) -> tuple[list[Explainer], dict[str, float], dict[str, str]]:
     """Methods that answer, their seconds for an image, and why others are left out."""
     first = json.loads((BOXES / "annotations.json").read_bytes())["images"][0]
     tools: list[Explainer] = []
     seconds: dict[str, float] = {}
     left_out: dict[str, str] = {}
     for name, kind in METHODS.items():
-        if kind.control or kind.slow:
-            left_out |= {} if kind.control else {name: "hundreds of passes and more"}
+        if name not in methods:
+            left_out |= {} if kind.control else {name: "its price"}
             continue
         try:
             tool: Any = kind(model)
@@ -82,14 +88,15 @@ def page(results: Mapping[str, tuple[Measures, Mapping[str, float], Mapping[str,
             file = f"{name}-{title}.svg"
             (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".svg"))
             parts.append(f"![{TITLES[name]}, {title}: means and intervals](leaderboard/{file})\n")
-        said = "; ".join(f"`{method}`: {why}" for method, why in left_out.items())
-        parts.append(f"Left out: {said}.\n")
+        said = "; ".join(f"`{method}` ({why})" for method, why in left_out.items() if why != "its price")
+        dear = ", ".join(f"`{method}`" for method, why in left_out.items() if why == "its price")
+        parts.append(f"Without an answer here: {said}. Not run, for their price: {dear}.\n")
     return "\n".join(parts)
 
 
 PREFACE = """# Leaderboard: where the methods look, against boxes
 
-Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; every method with its settings as
+Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; methods with their settings as
 they come, CAMs at the layer that camscope chooses. Means with bootstrap intervals (95 %) over photographs; **bold**: better
 than the best map that knows nothing of the model (uniform, centre, edges, random), paired by photograph, at 5 % after Holm's
 correction. A box holds background too, so no map reaches the end of a scale; and a map that lies on the object is not
@@ -123,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run, measure, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard", description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet18", "deit_tiny"])
+    parser.add_argument("--methods", nargs="+", default=QUICK)
     parser.add_argument("--most", type=float, default=8.0)
     parser.add_argument("--kept", type=Path)
     options = parser.parse_args(arguments)
@@ -132,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.models:
             folder = Path(place) / name
             folder.mkdir(parents=True, exist_ok=True)
-            tools, seconds, left_out = priced(load_model(f"{DATA / 'models.py'}:{name}"), options.most)
+            tools, seconds, left_out = priced(load_model(f"{DATA / 'models.py'}:{name}"), options.methods, options.most)
             print(
                 f"{name}: {len(tools)} methods, {sum(seconds[tool.title] for tool in tools):.0f} s an image", flush=True
             )
