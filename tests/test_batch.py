@@ -568,3 +568,18 @@ def test_what_a_killed_process_left_half_written_goes_after_a_day(folder, model,
     run_batch(GradCAM(model), folder, tmp_path / "out")
     assert new.exists()
     assert not old.exists()
+
+
+def test_times_of_pandas_go_along_in_microseconds_for_python_knows_no_finer_ones(folder, model, tmp_path):
+    whole, finer = 1_700_000_000_000_000_000, 1_700_000_000_000_000_001
+    names = [str(folder / "0.png"), str(folder / "1.png")]
+    columns = {
+        "taken": pa.array([whole, None], pa.timestamp("ns", "UTC")),
+        "exact": pa.array([whole, finer], pa.timestamp("ns")),
+    }
+    parquet.write_table(pa.table({"path": names, **columns}), tmp_path / "list.parquet")
+    made = manifest_of(tmp_path / "list.parquet", root="")
+    assert made.table.schema.field("taken").type == pa.timestamp("us", "UTC")
+    assert made.table["exact"].to_pylist()[1].endswith("000000001")
+    run_batch(GradCAM(model), made, tmp_path / "out")
+    assert Run(tmp_path / "out").table()["taken"].to_pylist()[0].timestamp() == whole / 1e9

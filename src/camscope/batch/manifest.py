@@ -153,13 +153,24 @@ def numbered(table: "pa.Table", source: str) -> "pa.Table":
         raise InputError(f"{source}: {repeated} rows have the id of another; every row needs its own")
     rest = [name for name in table.column_names if name not in ("path", "id")]
     columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
-    columns |= {name: table[name] for name in rest}
-    if "target" in rest and pa.types.is_floating(
-        table["target"].type
-    ):  # what pandas makes of numbers some of which are missing
+    columns |= {name: _in_microseconds(table[name]) for name in rest}
+    if "target" in rest and pa.types.is_floating(table["target"].type):
+        # what pandas makes of numbers some of which are missing
         whole = compute.if_else(compute.is_nan(table["target"]), None, table["target"])
         columns["target"] = _cast(whole, pa.int64(), "target", source)
     return pa.table(columns)
+
+
+def _in_microseconds(column: Any) -> Any:
+    """A time as Python has it, which knows no nanoseconds; one that needs them as text."""
+    pa, kind = arrow(), column.type
+    if getattr(kind, "unit", None) != "ns":
+        return column
+    coarse = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
+    try:
+        return column.cast(pa.time64("us") if pa.types.is_time64(kind) else coarse)
+    except pa.ArrowInvalid:
+        return column.cast(pa.string()) if not pa.types.is_duration(kind) else column.cast(pa.int64())
 
 
 def _check_columns(names: Sequence[str], source: str) -> None:
