@@ -3,9 +3,7 @@
 import errno
 import hashlib
 import stat
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest
+from camscope.batch.threads import in_order
 from camscope.errors import CamscopeError, GeometryError, ImageError, InputError, MissingExtraError
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
@@ -39,18 +38,7 @@ def loaded(
     manifest: Manifest, rows: Iterable[Row], read: Callable[[Any], Item], threads: int
 ) -> Generator[Loaded, None, None]:
     """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads."""
-    waiting: deque[Future[Loaded]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="camscope-reading") as pool:
-        try:
-            for row in rows:
-                waiting.append(pool.submit(_load, manifest, row, read))
-                if len(waiting) > 4 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for one in waiting:
-                one.cancel()
+    return in_order(lambda row: _load(manifest, row, read), rows, threads, ahead=4 * threads)
 
 
 def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
