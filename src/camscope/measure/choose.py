@@ -115,6 +115,7 @@ class Choice:
         return " or ".join(said)
 
 
+Judge = Callable[["Sequence[Standing]", Sequence[Sample]], None]  # adds a block's values to each standing
 Told = Callable[[int, int, int], None]  # images seen, images there are, candidates left
 
 
@@ -129,11 +130,13 @@ def choose(
     seed: int = 0,
     exhaustive: bool = False,
     told: Told | None = None,
+    judge: Judge | None = None,
 ) -> Choice:
     """Race explainers of one model over samples of one size; see the module.
 
     `block`: images in a round; `least`: before anybody drops out; `steps`, `region`: points of a removal curve, and the side in
-    pixels of what is removed at a time. `seed`: the order of the images, and of ties. `exhaustive`: nobody drops out.
+    pixels of what is removed at a time. `seed`: the order of the images, and of ties. `exhaustive`: nobody drops out. `judge`: who
+    adds a block's values, instead of asking the model.
     """
     if len(tools) < 2 or len(samples) < 2:
         raise InputError(f"{len(tools)} candidates and {len(samples)} images; a race needs two of each at least")
@@ -151,7 +154,10 @@ def choose(
         racing = [one for one in standings if not one.out]
         if len(racing) < 2 and not exhaustive:
             break
-        _judge(racing, some, steps, region, seed)
+        if judge is None:
+            judged(racing, some, steps, region, seed)
+        else:
+            judge(racing, some)
         seen += len(some)
         if seen >= least and not exhaustive:
             drop_losers(racing, seed)
@@ -208,7 +214,7 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(below + (equal + 1) / 2, np.float64)
 
 
-def _judge(racing: Sequence[Standing], samples: Sequence[Sample], steps: int, region: int, seed: int) -> None:
+def judged(racing: Sequence[Standing], samples: Sequence[Sample], steps: int, region: int, seed: int) -> None:
     """A block of images: maps of all candidates, then what they are worth."""
     model = racing[0].tool.model
     x = torch.stack([one.item.x for one in samples]).to(_home(racing[0].tool))
