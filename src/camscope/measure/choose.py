@@ -135,8 +135,8 @@ def choose(
     """Race explainers of one model over samples of one size; see the module.
 
     `block`: images in a round; `least`: before anybody drops out; `steps`, `region`: points of a removal curve, and the side in
-    pixels of what is removed at a time. `seed`: the order of the images, and of ties. `exhaustive`: nobody drops out. `judge`: who
-    adds a block's values, instead of asking the model.
+    pixels of what is removed at a time. `seed`: the order of the images, and of ties. `exhaustive`: nobody drops out. `judge`:
+    who adds a block's values, instead of asking the model.
     """
     if len(tools) < 2 or len(samples) < 2:
         raise InputError(f"{len(tools)} candidates and {len(samples)} images; a race needs two of each at least")
