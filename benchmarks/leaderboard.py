@@ -85,8 +85,8 @@ def page(results: Mapping[str, tuple[Measures, Mapping[str, float], Mapping[str,
             lines = summarised(measures.table(where))
             images = max(line.estimate.n for line in lines[FIRST[0]] if line.estimate)
             parts.append(f"### {title.capitalize()}: {images} photographs\n\n{_table(lines, seconds)}\n")
-            file = f"{name}-{title}.svg"
-            (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".svg"))
+            file = f"{name}-{title}.png"
+            (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".png"))
             parts.append(f"![{TITLES[name]}, {title}: means and intervals](leaderboard/{file})\n")
         said = "; ".join(f"`{method}` ({why})" for method, why in left_out.items() if why != "its price")
         dear = ", ".join(f"`{method}`" for method, why in left_out.items() if why == "its price")
