@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from camscope import GradCAM, LayerCAM, load_model
 from camscope.cli import app
-from camscope.errors import InputError, UndefinedError
+from camscope.errors import InputError, OutputError, UndefinedError
 from camscope.geometry import Placement
 from camscope.phantom import draw
 
@@ -134,8 +134,6 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
     assert seen == [(1, 3), (2, 3), (3, 3)]
     with pytest.raises(InputError, match="no metrics of a run"):
         Measures(place / "run")
-    from camscope.errors import OutputError
-
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
         measure(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
     with pytest.raises(InputError, match="needs to know where the evidence is"):
@@ -230,3 +228,35 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
     other = CliRunner().invoke(app, [*words[:-1], "out", "--seed", "3"])
     assert other.exit_code != 0
     assert CliRunner().invoke(app, ["benchmark", "photos"]).exit_code == 2
+
+
+def test_evidence_that_has_changed_is_another(place, tmp_path):
+    run, file = place / "run", tmp_path / "coco.json"
+    coco = {"images": [{"id": 0, "file_name": "00.png", "width": 128, "height": 128}], "categories": []}
+    one = {"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 9, 9]}
+    file.write_text(json.dumps({**coco, "annotations": [one]}))
+    measure(run, tmp_path / "out", file, ["enrichment"])
+    measure(run, tmp_path / "out", file, ["enrichment"])
+    file.write_text(json.dumps({**coco, "annotations": [{**one, "bbox": [0, 0, 9, 8]}]}))
+    with pytest.raises(OutputError, match=r"masks: .*coco\.json [0-9a-f]{8} there"):
+        measure(run, tmp_path / "out", file, ["enrichment"])
+    (tmp_path / "masks").mkdir()
+    Image.new("L", (128, 128), 255).save(tmp_path / "masks" / "00.png")
+    before = evidence_of(tmp_path / "masks", [], place).digest
+    Image.new("L", (128, 128), 0).save(tmp_path / "masks" / "00.png")
+    assert evidence_of(tmp_path / "masks", [], place).digest != before
+
+
+def test_a_map_with_nan_has_no_number():
+    heat = np.array([[1.0, np.nan], [0.0, 0.0]])
+    one = Explanation(heat, "gradcam", 0, "a", 1.0, input_size=(4, 4), placement=Placement.identity((4, 4)))
+    with pytest.raises(UndefinedError, match="NaN or infinity"):
+        shown(one, np.eye(4, dtype=bool))
+
+
+def test_the_columns_of_a_run_are_read_once_not_for_each_row(place, tmp_path, monkeypatch):
+    asked = []
+    dataset = Run.dataset.fget
+    monkeypatch.setattr(Run, "dataset", property(lambda run: asked.append(run) or dataset(run)))
+    measure(place / "run", tmp_path / "out", place / "masks", ["enrichment", "energy-inside"])
+    assert len(asked) <= 4

@@ -8,13 +8,12 @@ from typing import Any
 
 from camscope import render
 from camscope.batch.collection import Collection
-from camscope.batch.manifest import TAKEN
+from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import FAILED
 from camscope.batch.sight import original, thumbnail
 from camscope.explanation import MEANING, Explanation, Pixels
 
 LONGEST = 300  # letters of a text from outside
-OURS = {*TAKEN, "id", "path", "target"}  # columns that every run has; the others were carried along
 Row = Mapping[str, Any]
 
 
@@ -77,7 +76,7 @@ def _failed(run: Collection, row: Row) -> Card:
 def _words(run: Collection, row: Row) -> dict[str, Any]:
     """What is said of every row: its own columns, then those that the manifest carried along."""
     asked = {} if row["target"] in (None, row["label"], _index(run, row["label"])) else {"asked for": row["target"]}
-    carried = {name: value for name, value in row.items() if name not in OURS and value is not None}
+    carried = {name: value for name, value in row.items() if name not in KNOWN and value is not None}
     return {
         "title": shown(row["label"] or ("no map" if row["status"] == FAILED else "–")),
         "name": shown(row["id"]),

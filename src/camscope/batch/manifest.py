@@ -24,6 +24,7 @@ PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
 TAKEN = (*OURS, "grid", "heat", "input_size", "image_size", "placement", "seconds", "notes", "overlay")
+KNOWN = {*TAKEN, "id", "path", "target"}  # all others are carried along
 
 
 class Numbered(Protocol):
@@ -52,7 +53,7 @@ class Manifest:
     @property
     def carried(self) -> list[str]:
         """The columns that go along unchanged."""
-        return [name for name in self.table.column_names if name not in ("row", "id", "path", "target")]
+        return [name for name in self.table.column_names if name not in KNOWN]
 
     @property
     def relative(self) -> bool:

@@ -26,7 +26,7 @@ def run(
         str | None, typer.Option("--layer", "-l", metavar="A,B", help="Default: the ends of the last three stages.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option("--method", metavar="A,B", help="Default: a dozen that take few passes.")
+        str | None, typer.Option("--method", metavar="A,B", help="Default: ten that take one pass.")
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")

@@ -14,7 +14,7 @@ from camscope.layers import choose_layer, spatial_layers
 from camscope.targets import Score
 
 USUAL = ("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "eigengradcam", "fullgrad", "saliency",
-         "smoothgrad", "inputxgradient", "integratedgradients")  # fmt: skip
+         "inputxgradient")  # fmt: skip
 STAGES = 3  # layers that a method is tried at
 
 
@@ -27,7 +27,7 @@ def candidates(
 ) -> list[Explainer]:
     """Every method at every layer; once where it has none to choose. `x` (1,C,*S): an input, by which layers are found.
 
-    `methods`: default: those of a few passes. `layers`: default: the last of each of the last three sizes of grid. What has
+    `methods`: default: ten of one pass. `layers`: default: the last of each of the last three sizes of grid. What has
     no answer for this model is left out; InputError where nothing is left.
     """
     places = list(layers) if layers is not None else stages(model, x)
@@ -66,8 +66,12 @@ def stages(model: nn.Module, x: Tensor, count: int = STAGES) -> list[str]:
         names = [name.partition(".")[0] for name in found]  # the stage itself, where it is one, not its last part
         spatial = {layer.name for layer in every}
         found = [short if short in spatial else name for short, name in zip(names, found, strict=True)]
-    pattern = re.sub(r"\d+", r"\\d+", re.escape(usual).replace(r"\.", "."), count=1)
-    alike = [layer.name for layer in every if re.fullmatch(pattern.replace(".", r"\."), layer.name)]
+    before, *number = re.split(r"\d+", usual, maxsplit=1)  # blocks of a transformer differ in a number
+    alike = [
+        layer.name
+        for layer in every
+        if number and re.fullmatch(rf"{re.escape(before)}\d+{re.escape(number[0])}", layer.name)
+    ]
     if len(ends) == 1 and len(alike) > count:
         found = [alike[len(alike) * (n + 1) // count - 1] for n in range(count)]
     return list(dict.fromkeys([*found[:-1], usual]))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from camscope.batch.rows import digest_of
 from camscope.errors import ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
 from camscope.images.photo import read_photo
@@ -26,12 +27,23 @@ class Evidence(ABC):
     def mask(self, row: Row, size: Size) -> Mask:
         """(H,W) bool of the image of a row; UndefinedError where nothing is known of it."""
 
+    @property
+    def digest(self) -> str:
+        """8 hex digits that change with what is known, so that no values of two states of it come together."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Files(Evidence):
     """Mask pictures by the stem of their image's name: every pixel that is not black is evidence."""
 
     files: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Of names, sizes and times of the files."""
+        known = [(name, Path(file).stat()) for name, file in sorted(self.files.items())]
+        return digest_of({name: (status.st_size, status.st_mtime_ns) for name, status in known})
 
     def mask(self, row: Row, size: Size) -> Mask:
         """(H,W)"""
@@ -75,6 +87,11 @@ class Coco(Evidence):
     known: Mapping[str, Sequence[Mapping[str, Any]]]
     sizes: Mapping[str, Size]
     folder: Path
+
+    @property
+    def digest(self) -> str:
+        """Of the annotations that count."""
+        return digest_of(self.known)
 
     @classmethod
     def read(cls, path: Path, categories: Iterable[str] = ()) -> "Coco":

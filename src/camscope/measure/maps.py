@@ -24,12 +24,14 @@ def shown(one: Explanation, mask: Mask) -> tuple[Floats, Mask, tuple[slice, ...]
     """
     if one.placement is None:
         raise UndefinedError("where the map lies on the image is unknown")
-    covered = one.covered()
+    if not np.isfinite(one.heat).all():
+        raise UndefinedError("the map holds NaN or infinity")
+    heat, covered = one.placement.project(one.heat)
     window = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(covered))
     inside = mask[window] & covered[window]
     if mask.any() and not inside.any():
         raise UndefinedError("none of the evidence was shown to the model")
-    return one.heatmap(scale=None)[window], inside, window
+    return heat[window], inside, window
 
 
 def floors(one: Explanation, pixels: Pixels, window: tuple[slice, ...]) -> Iterator[tuple[str, Floats]]:

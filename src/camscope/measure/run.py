@@ -3,18 +3,20 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camscope.batch import Run
-from camscope.batch.manifest import TAKEN, arrow
+from camscope.batch.manifest import KNOWN, arrow
 from camscope.batch.query import Pieces, Query, by_image
+from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
 from camscope.errors import ImageError, InputError, UndefinedError
-from camscope.explanation import Explanation, Pixels
+from camscope.explanation import Explanation
 from camscope.measure.evidence import Evidence, Mask, evidence_of
 from camscope.measure.maps import floors, shown
 from camscope.metrics import METRICS, Metric
@@ -28,25 +30,28 @@ OWN = {"control": "bool_", "metric": "string", "value": "float64", "reason": "st
 
 
 @dataclass(frozen=True)
-class Plan:
+class Measuring:
     """Which metrics of which run, and where the evidence is; None: metrics of the map alone."""
 
     run: Run
     metrics: Sequence[Metric]
     evidence: Evidence | None
 
+    @cached_property
+    def columns(self) -> "pa.Schema":
+        """Of the long form; behind our own the manifest's, among them those by which groups are told."""
+        pa, run = arrow(), self.run.dataset.schema
+        own = [pa.field(name, getattr(pa, kind)()) for name, kind in OWN.items()]
+        return pa.schema([*map(run.field, KEPT), *own, *(field for field in run if field.name not in KNOWN)])
+
     def of_image(self, rows: Sequence[Row]) -> list[Row]:
         """The values of all maps of an image, and of those that know nothing; a reason where there is no value."""
         maps = [row for row in rows if row["heat"] is not None]
         if not maps:
             return [self._row(row, one.name, None, f"no map: {row['error']}") for row in rows for one in self.metrics]
-        try:
-            pixels, missing = self.run.photo(maps[0]), ""
-        except ImageError as error:
-            pixels, missing = None, str(error)
         mask, unknown = self._mask(maps[0])
         found = [value for row in maps for value in self._of_map(row, self.run.explanation(row), mask, unknown)]
-        return found + self._of_floors(maps[0], pixels, mask, missing or unknown)
+        return found if mask is None else found + self._of_floors(maps[0], mask)
 
     def _mask(self, row: Row) -> tuple[Mask | None, str]:
         if self.evidence is None:
@@ -67,37 +72,22 @@ class Plan:
         for each in self.metrics:
             yield self._row(row, each.name, *value(each, heat, None if mask is None else inside, unknown))
 
-    def _of_floors(self, row: Row, pixels: Pixels | None, mask: Mask | None, unknown: str) -> list[Row]:
-        if mask is None or pixels is None:
-            return []
-        one = self.run.explanation(row, pixels)
+    def _of_floors(self, row: Row, mask: Mask) -> list[Row]:
+        """None without the photograph, whose edges one of them shows: a method is held against all of them or none."""
         try:
+            one, pixels = self.run.explanation(row), self.run.photo(row)
             _, inside, window = shown(one, mask)
-        except UndefinedError:
+        except (ImageError, UndefinedError):
             return []
         common = {**row, "layer": None, "parameters": None}
         return [
-            self._row({**common, "method": name}, each.name, *value(each, heat, inside, unknown), control=True)
+            self._row({**common, "method": name}, each.name, *value(each, heat, inside, ""), control=True)
             for name, heat in floors(one, pixels, window)
             for each in self.metrics
         ]
 
     def _row(self, row: Row, name: str, number: float | None, reason: str | None, *, control: bool = False) -> Row:
-        carried = {column: row.get(column) for column in self.carried}
-        kept = {column: row.get(column) for column in KEPT}
-        return {**kept, "control": control, "metric": name, "value": number, "reason": reason, **carried}
-
-    @property
-    def carried(self) -> list[str]:
-        """The manifest's own columns, among them those by which groups are told."""
-        return [name for name in self.run.dataset.schema.names if name not in (*TAKEN, "id", "path", "target")]
-
-    def schema(self) -> "pa.Schema":
-        """Of the long form."""
-        pa, run = arrow(), self.run.dataset.schema
-        kept = [run.field(name) for name in KEPT]
-        own = [pa.field(name, getattr(pa, kind)()) for name, kind in OWN.items()]
-        return pa.schema([*kept, *own, *(run.field(name) for name in self.carried)])
+        return {**row, "control": control, "metric": name, "value": number, "reason": reason}
 
 
 def value(metric: Metric, heat: Any, mask: Mask | None, unknown: str) -> tuple[float | None, str | None]:
@@ -129,16 +119,16 @@ def measure(
     `random`. Started again, it goes on where it was. `told`: called with how many parts are done, of how many.
     """
     made = run if isinstance(run, Run) else Run(run)
-    plan = Plan(made, chosen(metrics, masks is not None), _evidence(masks, made, categories))
+    plan = Measuring(made, chosen(metrics, masks is not None), _evidence(masks, made, categories))
     store, parts = Store(output), Store(made.folder)
     store.begin(_facts(plan, masks, categories), overwrite=overwrite)
     todo, there = sorted(parts.finished()), store.finished()
     for done, chunk in enumerate(todo, start=1):
         if chunk not in there:
             rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
-            images = by_image(rows, _all(rows))
+            images = by_image(rows, Query().places(rows))
             found = in_order(plan.of_image, images, threads or os.cpu_count() or 1)
-            store.write(chunk, _table([row for own in found for row in own], plan.schema()))
+            store.write(chunk, table_of([row for own in found for row in own], plan.columns))
         if told is not None:
             told(done, len(todo))
     return Measures(output)
@@ -161,7 +151,7 @@ def chosen(names: Sequence[str] | None, masked: bool) -> list[Metric]:
 
 
 class Measures:
-    """What `measure` wrote: `table()` in long form, and `estimates` of it."""
+    """What `measure` wrote, in long form."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -188,22 +178,12 @@ def _evidence(masks: Evidence | str | os.PathLike[str] | None, run: Run, categor
     return evidence_of(os.fspath(masks), columns, Path(run.facts["root"]["folder"]), categories)
 
 
-def _facts(plan: Plan, masks: Any, categories: Sequence[str]) -> Mapping[str, Any]:
-    source = str(masks) if masks is None or isinstance(masks, str | os.PathLike) else type(masks).__name__
+def _facts(plan: Measuring, masks: Any, categories: Sequence[str]) -> Mapping[str, Any]:
+    source = str(masks) if isinstance(masks, str | os.PathLike) else type(masks).__name__
     made = {
         "run": plan.run.facts["made_with"],
         "metrics": [one.name for one in plan.metrics],
-        "masks": source,
+        "masks": None if plan.evidence is None else f"{source} {plan.evidence.digest}",
         "categories": list(categories),
     }
     return {"made_with": made, "versions": plan.run.facts["versions"]}
-
-
-def _all(rows: Any) -> Any:
-    return np.arange(rows.count_rows())
-
-
-def _table(rows: Sequence[Row], columns: "pa.Schema") -> "pa.Table":
-    pa = arrow()
-    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in columns]
-    return pa.Table.from_arrays(arrays, schema=columns)

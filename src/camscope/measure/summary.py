@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import Estimate, difference, estimated, holm
@@ -50,10 +51,13 @@ def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) ->
     """
     if group is not None and group not in table.column_names:
         raise InputError(f"no column {group!r} to group by; there are {', '.join(table.column_names)}")
-    rows = table.select(["row", "method", "layer", "parameters", "target", "control", "metric", "value"]).to_pylist()
     groups = dict(zip(table["row"].to_pylist(), table[group or "row"].to_pylist(), strict=True))
-    names = dict.fromkeys(row["metric"] for row in rows)
-    return {name: _of_metric(name, [row for row in rows if row["metric"] == name], groups, seed) for name in names}
+    of, kept = table["metric"], table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
+    made = {}
+    for name in of.unique().to_pylist():  # the rows of one metric at a time, which are dicts for as long
+        own = kept.filter(arrow("compute").equal(of, name)).to_pylist()
+        made[name] = _of_metric(name, own, groups, seed)
+    return made
 
 
 def _of_metric(name: str, rows: Sequence[Mapping[str, Any]], groups: Mapping[int, Hashable], seed: int) -> list[Line]:
