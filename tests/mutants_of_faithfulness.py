@@ -3,7 +3,7 @@
 from functools import partial
 
 import test_faithfulness as faithful
-from camscope.metrics import debias, imputation, masking, removal, removed
+from camscope.metrics import imputation, masking, removal, remove_and_debias, removed
 from camscope.metrics.scores import Scores
 from camscope.metrics.trial import Trial
 from mutants import Mutant
@@ -44,7 +44,9 @@ OF_FAITHFULNESS = [
         probability_by_hand,
     ),
     Mutant("diagonals count in full", imputation, "_neighbours", "2 * last", "1 * last", neighbours),
-    Mutant("MoRF less LeRF", debias, "_road", "first - rest[0]", "rest[0] - first", faithful.test_road_by_hand),
+    Mutant(
+        "MoRF less LeRF", remove_and_debias, "_road", "first - rest[0]", "rest[0] - first", faithful.test_road_by_hand
+    ),
     Mutant(
         "a drop may be negative",
         masking,

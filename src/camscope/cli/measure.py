@@ -111,7 +111,7 @@ def _table(name: str, lines: "list[Line]") -> "Table":
             else (
                 str(estimate),
                 "" if over is None else f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}]",
-                "" if over is None or over.p is None else f"{over.p:.3f}",
+                "" if over is None or over.p is None else "<0.001" if over.p < 0.0005 else f"{over.p:.3f}",
                 str(estimate.n),
                 str(estimate.undefined),
             )

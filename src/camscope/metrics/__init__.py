@@ -3,7 +3,6 @@
 from camscope.metrics.base import METRICS, Metric
 from camscope.metrics.changes import Change, Noise, Rotation, Shift
 from camscope.metrics.complexity import effective_area, entropy, sparseness
-from camscope.metrics.debias import road, road_lerf, road_morf
 from camscope.metrics.fills import Imputation
 from camscope.metrics.forgetting import untrained
 from camscope.metrics.localisation import (
@@ -22,6 +21,7 @@ from camscope.metrics.localisation import (
 from camscope.metrics.masking import adcc, average_drop, average_gain, average_increase
 from camscope.metrics.randomised import Randomised
 from camscope.metrics.removal import aopc, curve, deletion, insertion, lerf_morf_gap, necessity, sufficiency
+from camscope.metrics.remove_and_debias import road, road_lerf, road_morf
 from camscope.metrics.robustness import (
     Agreement,
     agreements,
