@@ -19,7 +19,7 @@ def images_of(given: str, *, deep: bool) -> Iterator[str]:
         yield given
     else:
         matches = glob.iglob(given, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        yield from (path for path in matches if _is_image(os.path.basename(path)) and _is_meant(path))  # noqa: PTH119
+        yield from (path for path in matches if _is_image(os.path.basename(path)) and _is_meant(path))  # noqa: PTH119 - as above
 
 
 def _below(folder: str, deep: bool) -> Iterator[str]:
@@ -43,4 +43,4 @@ def _of_a_run(folder: str) -> bool:
     """Whether the overlays of a run lie there: they are in folders that are numbers."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
-    return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118
+    return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
