@@ -56,6 +56,8 @@ class Explanation:
     `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
     `error` (h,w): the standard error of each cell, of a map that is a mean over what was drawn; else None.
     `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.
+    Of a scan, `world` (4,4): from the index of a voxel (d,row,column) to millimetres to the right, to the front and up, and
+    `steps`: what was done to its stored numbers, in order; its `image` may be a volume (D,H,W).
     """
 
     heat: Floats
@@ -79,6 +81,8 @@ class Explanation:
     error: Floats | None = field(default=None, repr=False)
     image: Pixels | None = field(default=None, repr=False)
     seen: Pixels | None = field(default=None, repr=False)
+    world: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    steps: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -89,6 +93,20 @@ class Explanation:
     def stride(self) -> tuple[float, ...]:
         """Input pixels per cell, along each axis of the map."""
         return tuple(pixels / cells for pixels, cells in zip(self.input_size, self.grid, strict=True))
+
+    @property
+    def peak(self) -> tuple[int, ...]:
+        """The pixel of the original image, or the voxel of the volume, where the map is largest; the first among equals."""
+        values, covered = self._placed("image")
+        return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
+
+    @property
+    def peak_world(self) -> tuple[float, ...] | None:
+        """Millimetres to the right, to the front and up of the peak; None where the image does not say where it lies."""
+        if self.world is None:
+            return None
+        index = (0,) * (3 - len(self.peak)) + self.peak
+        return tuple((self.world @ [*index, 1])[:3].tolist())
 
     @property
     def answer(self) -> str:
@@ -265,6 +283,7 @@ class Explanation:
         plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAYS}
         plain["top"] = [vars(one) for one in self.top]
         plain["placement"] = self.placement.to_dict() if self.placement else None
+        plain["world"] = None if self.world is None else self.world.tolist()
         return {
             **plain,
             "measures": dict(self.measures),
@@ -361,4 +380,6 @@ def _from_facts(facts: dict[str, Any], heat: Floats, error: Floats | None = None
     facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
     facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
     facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
+    facts["steps"] = tuple(facts.get("steps", ()))
+    facts["world"] = None if facts.get("world") is None else np.asarray(facts["world"], np.float64).reshape(4, 4)
     return Explanation(heat=heat, error=error, **{**facts, **pictures})

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError, PreprocessError
 from camscope.explanation import Pixels
 from camscope.geometry import Placement
 from camscope.structure import mapped
+
+if TYPE_CHECKING:
+    from camscope.images.scan import Scan
 
 Preprocessing = Callable[[Pixels], tuple[Tensor, Placement | None]]
 
@@ -25,6 +29,9 @@ class Item:
     name: str
     image: Pixels | None
     seen: Pixels | None
+    world: NDArray[np.float64] | None = None  # (4,4) of a scan, from its voxels to millimetres
+    steps: tuple[str, ...] = ()  # what was done to a scan's stored numbers
+    flags: tuple[str, ...] = ()  # what is odd about it
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,31 @@ def read_item(
         x = _single(source, 1 if signal else spatial_rank(model))
         return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, picture_of(x, preprocess))
     from camscope.images.photo import read_photo
+    from camscope.images.scan import Scan
+    from camscope.images.scan_preprocess import ScanPreprocess
+    from camscope.images.scans import is_scan, read_scan
 
+    if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
+        return item_of(read_scan(source), preprocess, home)
     photo = read_photo(source)
     x, placement = known(preprocess, photo.name)(photo.pixels)
     return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess))
+
+
+def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype]) -> Item:
+    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures."""
+    from camscope.images.scan_pixels import grey, pixels_of
+    from camscope.images.scan_preprocess import ScanPreprocess
+
+    way = known(preprocess, scan.name)
+    if isinstance(way, ScanPreprocess):
+        x, placement = way(scan)
+        image, steps = grey(scan, way.window), (*scan.steps, *way.steps)
+    else:
+        image, shown = pixels_of(scan)
+        (x, placement), steps = way(image), shown.steps
+    picture = picture_of(x, preprocess)
+    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, scan.flags)
 
 
 def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:

@@ -13,6 +13,7 @@ from camscope.errors import PreprocessError
 from camscope.geometry import Placement
 from camscope.images.configs import huggingface_fields, timm_fields, torchvision_fields
 from camscope.images.probe import Probed
+from camscope.images.scan_preprocess import ScanPreprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -184,7 +185,7 @@ def as_preprocess(value: object) -> Callable[[Pixels], tuple[Tensor, Placement |
     a Hugging Face image processor or its configuration, or any callable that takes a PIL image and returns a float
     tensor (C,H,W) or (1,C,H,W). Such a callable's placement is measured; it is None where it is random or not affine.
     """
-    if isinstance(value, Preprocess | Probed):
+    if isinstance(value, Preprocess | Probed | ScanPreprocess):
         return value
     if isinstance(value, str):
         return Preprocess.preset(value)
