@@ -17,7 +17,7 @@ from camscope.structure import mapped
 if TYPE_CHECKING:
     from camscope.images.scan import Scan
 
-Preprocessing = Callable[[Pixels], tuple[Tensor, Placement | None]]
+Preprocessing = Callable[[Any], tuple[Tensor, Placement | None]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ ALONE = Companions()
 def read_item(
     source: Any, preprocess: Preprocessing | None, model: nn.Module, home: tuple[torch.device, torch.dtype]
 ) -> Item:
-    """An image brought to the model's device and type by its preprocessing, or a float tensor as it is."""
+    """An image brought to the model's device and type by its preprocessing, or a float tensor, or what was read, as it is."""
+    if isinstance(source, Item):
+        return source
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         signal = source.ndim == 2 and next(_convolutions(model), None) is None
         x = _single(source, 1 if signal else spatial_rank(model))
@@ -79,6 +81,7 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
     from camscope.images.scan_preprocess import ScanPreprocess
 
     way = known(preprocess, scan.name)
+    placement: Placement | None
     if isinstance(way, ScanPreprocess):
         x, placement = way(scan)
         image, steps = grey(scan, way.window), (*scan.steps, *way.steps)

@@ -178,12 +178,13 @@ class Preprocess:
 PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, **IMAGENET}}
 
 
-def as_preprocess(value: object) -> Callable[[Pixels], tuple[Tensor, Placement | None]]:
+def as_preprocess(value: object) -> Callable[[Any], tuple[Tensor, Placement | None]]:
     """Whatever says how a photograph enters a model, as one call: pixels (H,W,3) uint8 -> (tensor (C,H,W), placement).
 
-    `value`: a Preprocess, the name of a preset, torchvision's `weights.transforms()`, a timm model or configuration,
-    a Hugging Face image processor or its configuration, or any callable that takes a PIL image and returns a float
-    tensor (C,H,W) or (1,C,H,W). Such a callable's placement is measured; it is None where it is random or not affine.
+    `value`: a Preprocess, a ScanPreprocess, which takes scans, the name of a preset, torchvision's `weights.transforms()`, a
+    timm model or configuration, a Hugging Face image processor or its configuration, or any callable that takes a PIL image
+    and returns a float tensor (C,H,W) or (1,C,H,W). Such a callable's placement is measured; it is None where it is random
+    or not affine.
     """
     if isinstance(value, Preprocess | Probed | ScanPreprocess):
         return value

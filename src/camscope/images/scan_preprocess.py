@@ -11,11 +11,12 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.images.orientation import placed, turned
+from camscope.images.orientation import oriented
 from camscope.images.scan import Scan
 from camscope.images.window import Window
 
 Normalise = Literal["range", "zscore"] | tuple[Any, Any] | None
+LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 MODES = ("linear", "nearest", "area")
 
 
@@ -63,16 +64,11 @@ class ScanPreprocess:
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
         """The model's input and where it lies on the scan."""
-        x = torch.from_numpy(np.ascontiguousarray(self._values(scan), np.float32))  # (C,*S)
         place = Placement.identity(scan.shape)
         if self.orientation is not None:
-            axes, flips = turned(scan, self.orientation)
-            x, place = placed(x, place, axes, flips)
-        steps = (
-            None
-            if scan.spacing is None
-            else [scan.spacing[int(axis)] for axis in np.abs(place.matrix[:, :-1]).argmax(0)]
-        )
+            scan, place = oriented(scan, self.orientation)
+        x = torch.from_numpy(np.ascontiguousarray(self._values(scan), np.float32))  # (C,*S)
+        steps = scan.spacing
         if self.spacing is not None:
             if steps is None:
                 raise PreprocessError(
@@ -115,7 +111,7 @@ class ScanPreprocess:
             if self.channels not in (1, 3):
                 raise PreprocessError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
             values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
-            grey = np.tensordot(np.float32([0.299, 0.587, 0.114]), values, 1)[None]
+            grey = np.tensordot(LUMINANCE, values, 1)[None]
             return grey if self.channels == 1 else values
         values = scan.values[None]
         if np.isfinite(values).all():
