@@ -35,7 +35,7 @@ def is_scan(source: object) -> bool:
     if not isinstance(source, str | Path):
         return False
     path, _ = selected(source)
-    if not isinstance(path, Path) or path.name.lower().endswith(PHOTOS):
+    if path.name.lower().endswith(PHOTOS):
         return False
     if path.name.lower().endswith(MEDICAL) and not path.is_dir():
         return True
@@ -63,8 +63,6 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
             )
         return read_series(source, series=frame, window=window)
     path, _ = selected(source)
-    if not isinstance(path, Path):
-        raise ImageError("expected a path")
     if path.is_dir():
         return read_series(source, series=frame, window=window)
     name = path.name.lower()
