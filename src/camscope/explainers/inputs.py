@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Preprocessing = Callable[[Any], Any]  # of pixels, a scan or a path: the input, and where it lies
 
 
+UNSEEN = "the picture is not shown: text may be part of it, as a name; allow it with allow_pixels"
+
+
 @dataclass(frozen=True)
 class Item:
     """One input of the model (C,*S), where it lies on its image, and the pictures to draw on."""
@@ -92,14 +95,17 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
 
     way = known(preprocess, scan.name)
     placement: Placement | None
+    image: Pixels | None
     if isinstance(way, ScanPreprocess):
         x, placement = way(scan)
         image, steps = grey(scan, way.window), (*scan.steps, *way.steps)
     else:
         image, shown = pixels_of(scan)
         (x, placement), steps = way(image), shown.steps
-    picture = picture_of(x, preprocess)
-    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, scan.flags)
+    picture, flags = picture_of(x, preprocess), scan.flags
+    if not scan.may_be_shown:
+        image, picture, flags = None, None, (*flags, UNSEEN)
+    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, flags)
 
 
 def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError
 from camscope.geometry import Placement
 from camscope.images.private import scan_name
 from camscope.images.scan import World
@@ -47,11 +47,11 @@ class MonaiTransforms:
         try:
             made = self.transform(str(path) if key is None else {key: str(path)})
         except Exception as error:  # whatever a transform raises; its words may name the patient
-            raise PreprocessError(f"{name}: MONAI's transforms raised {type(error).__name__}") from None
+            raise ImageError(f"{name}: MONAI's transforms raised {type(error).__name__}") from None
         made = made[key] if isinstance(made, dict) and key is not None else made
         if not isinstance(made, Tensor) or made.ndim not in (3, 4):
             came = f"{type(made).__name__} {tuple(getattr(made, 'shape', ()))}"
-            raise PreprocessError(
+            raise ImageError(
                 f"{name}: MONAI's transforms returned {came}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
             )
         bent = [type(step).__name__ for step in steps if any(word in type(step).__name__ for word in BENT)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError, PreprocessError
 from camscope.geometry import Placement
 from camscope.images.scan import Scan, World
 
@@ -29,7 +29,7 @@ def letters(world: World) -> str:
 def oriented(scan: Scan, wanted: str) -> tuple[Scan, Placement]:
     """A volume with its axes reordered and flipped so that they lead to the `wanted` sides, and where it lies on the scan."""
     if len(scan.shape) != 3 or scan.world is None:
-        raise PreprocessError(
+        raise ImageError(
             f"{scan.name}: orientation={wanted!r} is for volumes that say where they lie; this is "
             f"{' x '.join(map(str, scan.shape))}{'' if scan.world is not None else ' without a place in the world'}"
         )

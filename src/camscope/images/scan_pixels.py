@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError
 from camscope.images.scan import Scan
 
 Pixels = NDArray[np.uint8]
@@ -18,7 +18,7 @@ def pixels_of(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
     Grey values go through the window, or without one from the least to the largest value that is there.
     """
     if len(scan.shape) != 2:
-        raise PreprocessError(
+        raise ImageError(
             f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is one of pictures: use "
             f"explain_slices, or pass preprocess=ScanPreprocess(...) to a model of volumes"
         )
