@@ -243,6 +243,19 @@ def test_without_its_package_the_extra_is_named(package, name, extra, tmp_path, 
         read_scan(tmp_path / name)
 
 
+def test_packed_voxels_are_compared_with_their_checksum(tmp_path):
+    sitk = pytest.importorskip("SimpleITK")
+    for name in ("a.mha", "a.mhd", "a.nrrd"):
+        sitk.WriteImage(sitk.GetImageFromArray(VOLUME), str(tmp_path / name), True)
+        np.testing.assert_array_equal(read_itk(tmp_path / name).values, VOLUME)
+        path = tmp_path / ("a.zraw" if name == "a.mhd" else name)
+        data = bytearray(path.read_bytes())
+        data[-6 if name == "a.nrrd" else -2] ^= 255  # behind gzip's checksum is a length
+        path.write_bytes(data)
+        with pytest.raises(ImageError, match=r"damaged|cut off"):
+            read_itk(tmp_path / name)
+
+
 # --- rasters
 
 
@@ -271,6 +284,17 @@ def test_pages_floats_and_colours(tmp_path):
     np.testing.assert_array_equal(scan.values, colours)
     with pytest.raises(ImageError, match="damaged"):
         read_scan(buffer.getvalue()[:60])
+
+
+def test_a_raster_that_lies_about_its_size_is_not_decoded(tmp_path):
+    Image.fromarray(VOLUME[0].astype(np.uint16)).save(tmp_path / "a.tif")
+    data = bytearray((tmp_path / "a.tif").read_bytes())
+    for tag in (b"\x00\x01", b"\x01\x01"):  # ImageWidth and ImageLength
+        at = data.find(tag + b"\x04\x00\x01\x00\x00\x00")
+        at = at if at >= 0 else data.find(tag + b"\x03\x00\x01\x00\x00\x00")
+        data[at + 8 : at + 10] = (9000).to_bytes(2, "little")
+    with pytest.raises(ImageError, match="9000 x 9000 values are more than the limit"):
+        read_scan(bytes(data))
 
 
 # --- the one door
