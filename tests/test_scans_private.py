@@ -133,6 +133,18 @@ def test_nifti_and_png_say_nothing(tmp_path, caplog, capfd):
         assert clean(messages_of(tmp_path / f"{CANARY}{suffix}", caplog, capfd))
 
 
+def test_many_threads_share_one_silence(caplog):
+    """None of them ends it for the others, and afterwards all is as it was."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    before, level = list(warnings.filters), logging.getLogger("pydicom").level
+    path = PACKAGED / "MR_small_padded.dcm"  # of which pydicom warns, and logs
+    with ThreadPoolExecutor(4) as pool:
+        scans = list(pool.map(read_scan, [path] * 24))
+    assert {scan.values.tobytes() for scan in scans} == {scans[0].values.tobytes()}
+    assert (list(warnings.filters), logging.getLogger("pydicom").level, caplog.text) == (before, level, "")
+
+
 # --- names
 
 
