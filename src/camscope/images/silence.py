@@ -1,0 +1,41 @@
+"""Libraries that read images, kept from speaking to the console or to a log while they do."""
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+# a warning counts as that of the module it points to, which may be the one that called the library
+MODULES = r"(PIL|pydicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images)(\.|$)"
+LOGGERS = ("pydicom", "nibabel", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
+
+_lock = threading.Lock()
+_users = 0
+_state = ExitStack()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Their warnings and log lines off: what they warn of is an error here, a flag, or harmless. One for all threads inside."""
+    global _users
+    with _lock:
+        if not _users:
+            _hush(_state)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _state.close()
+
+
+def _hush(state: ExitStack) -> None:
+    state.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", module=MODULES)
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        state.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL + 1)
