@@ -87,9 +87,24 @@ def _header(file: Any, name: str) -> "Dataset":
         for keyword in EMPTY:
             if keyword not in dataset:
                 setattr(dataset, keyword, "")
-        if dataset.PatientSex not in ("M", "F", "O"):
-            dataset.PatientSex = ""
+        for keyword in (*EMPTY, "PatientBirthTime"):
+            if keyword in dataset and not _is_valid(dataset, keyword):
+                setattr(dataset, keyword, "")
         return dataset
+
+
+def _is_valid(dataset: "Dataset", keyword: str) -> bool:
+    """Whether an object may hold it: dates of 00000000, as some who de-identify leave them, it may not."""
+    from pydicom.valuerep import DA, TM
+
+    value = dataset[keyword].value
+    if keyword == "PatientSex":
+        return value in ("M", "F", "O")
+    kind: Any = {"DA": DA, "TM": TM}.get(dataset[keyword].VR)
+    try:
+        return kind is None or not value or bool(kind(value))
+    except ValueError:
+        return False
 
 
 def described(image: "Dataset", explanation: Explanation, derivation: str, source: Source) -> None:
@@ -112,7 +127,7 @@ def making(what: str, name: str) -> Iterator[None]:
     try:
         with silent():
             yield
-    except (CamscopeError, MemoryError):
+    except (CamscopeError, MemoryError, OSError):
         raise
     except Exception as error:
         raise OutputError(

@@ -1,5 +1,6 @@
 """What is told of a map beside its numbers: of the model and the method, never of a patient or a file."""
 
+import math
 import re
 import unicodedata
 from typing import Any
@@ -14,7 +15,7 @@ WORD = re.compile(r"[\w+-]{1,40}")  # of a setting: no path, and no name of a fi
 def sidecar(explanation: Explanation, native: Native) -> dict[str, Any]:
     """For JSON: an allow-list. Settings are numbers and single words; what else a setting may be is left out."""
     low, high = native.ends
-    return {
+    facts = {
         "software": "camscope",
         "software_version": __version__,
         "method": explanation.method,
@@ -39,6 +40,14 @@ def sidecar(explanation: Explanation, native: Native) -> dict[str, Any]:
         "not_covered": "0; the file *_covered says which voxels" if not native.covered.all() else "none",
         "meaning": "what the model's score depends on, not a diagnosis",
     }
+    return {key: _finite(value) for key, value in facts.items()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_plain(value: Any) -> bool:

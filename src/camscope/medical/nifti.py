@@ -134,4 +134,4 @@ def _bytes(header: Any, values: NDArray[Any], suffix: str) -> bytes:
     header["vox_offset"] = len(header.binaryblock) + len(EXTENSIONS)
     data: bytes = header.binaryblock + EXTENSIONS + values.astype(header.get_data_dtype(), copy=False).tobytes("F")
     # without a time and a name: the same map is the same bytes
-    return gzip.compress(data, 6, mtime=0) if suffix == ".nii.gz" else data
+    return gzip.compress(data, 1, mtime=0) if suffix == ".nii.gz" else data

@@ -134,4 +134,4 @@ def _window(found: Native) -> Any:
 
     low, high = found.ends
     # LINEAR would take a width of 1 at least
-    return VOILUTTransformation((low + high) / 2, (high - low) or 1.0, ["range of the map"], "LINEAR_EXACT")
+    return VOILUTTransformation([(low + high) / 2], [(high - low) or 1.0], ["range of the map"], "LINEAR_EXACT")
