@@ -9,7 +9,8 @@ FLOORS = {
     **dict.fromkeys(["structure", "files", "cards"], 0.5),  # the mezzanine: what several rooms of the first floor need
     **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
-    **dict.fromkeys(["explainers", "models", "medical"], 3),
+    **dict.fromkeys(["explainers", "models"], 3),
+    "medical": 3.5,  # scans to explainers, and explanations to viewers
     "metrics": 4,
     "batch": 5,
     "measure": 5.5,  # metrics of the maps of a run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError, PreprocessError
 from camscope.images.orientation import letters
 from camscope.images.scan import Scan
 from camscope.images.scan_pixels import pixels_of
@@ -66,9 +66,9 @@ def test_spacing_resamples_to_millimetres_and_the_place_follows():
     assert x.shape == (1, 4, 1)
     torch.testing.assert_close(x[0, :, 0], torch.tensor([0.5, 2.5, 4.5, 6.5]))
     np.testing.assert_allclose(place.to_image([[1, 0.5]]), [[2, 2]])
-    with pytest.raises(PreprocessError, match="does not say how large its voxels are"):
+    with pytest.raises(ImageError, match="does not say how large its voxels are"):
         ScanPreprocess(spacing=1)(Scan(scan.values, "s"))
-    with pytest.raises(PreprocessError, match="has 2 axes"):
+    with pytest.raises(ImageError, match="has 2 axes"):
         ScanPreprocess(spacing=(1, 1, 1))(scan)
 
 
@@ -101,13 +101,13 @@ def test_colour_is_from_0_to_1_and_grey_by_luminance():
     assert ScanPreprocess(channels=3)(scan)[0].tolist() == [[[1, 0]], [[0, 1]], [[0, 0]]]
     torch.testing.assert_close(ScanPreprocess()(scan)[0], torch.tensor([[[0.299, 0.587]]]))
     for keywords in ({"window": (1, 2), "channels": 3}, {"channels": 2}):
-        with pytest.raises(PreprocessError):
+        with pytest.raises(ImageError):
             ScanPreprocess(**keywords)(scan)
 
 
 def test_nan_is_refused_unless_something_takes_its_place():
     scan = Scan(np.array([[np.nan, 2.0]], np.float32), "s")
-    with pytest.raises(PreprocessError, match="finite=0"):
+    with pytest.raises(ImageError, match="finite=0"):
         ScanPreprocess()(scan)
     assert ScanPreprocess(finite=0)(scan)[0].tolist() == [[[0, 2]]]
 
@@ -123,7 +123,7 @@ def test_settings_that_mean_nothing_are_refused():
     for letter in ("RA", "RAX", "RLS"):
         with pytest.raises(PreprocessError, match="orientation="):
             ScanPreprocess(orientation=letter)(volume())
-    with pytest.raises(PreprocessError, match="for volumes that say where they lie"):
+    with pytest.raises(ImageError, match="for volumes that say where they lie"):
         ScanPreprocess(orientation="RAS")(volume(world=None))
     with pytest.raises(PreprocessError, match="no std of 0"):
         ScanPreprocess(normalise=(0, 0))(volume())
@@ -137,5 +137,5 @@ def test_pixels_for_a_model_of_pictures_say_how_they_were_made():
     pixels, told = pixels_of(scan)
     assert pixels[..., 1].tolist() == [[0, 96], [48, 255]]
     assert told.steps == ("no window was given: the whole range, -160 to 900 HU",)
-    with pytest.raises(PreprocessError, match="explain_slices"):
+    with pytest.raises(ImageError, match="explain_slices"):
         pixels_of(volume())

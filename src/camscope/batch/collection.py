@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import Numbered, arrow, placed
+from camscope.batch.manifest import PRIVATE, Numbered, arrow, placed
+from camscope.batch.private import privately
 from camscope.batch.query import Pieces, Query, as_dicts
 from camscope.batch.reading import bytes_of, sha256_of
 from camscope.batch.rows import FAILED
@@ -19,7 +20,10 @@ from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
 from camscope.explanation import Explanation, Pixels
 from camscope.geometry import Placement
+from camscope.images.listing import is_medical
 from camscope.images.photo import read_photo
+from camscope.images.scan_pixels import grey
+from camscope.images.scans import is_scan, read_scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,14 +90,14 @@ class Collection:
                 source = images[row["row"]]
             else:
                 path = placed(path, Path(root["folder"]), confined=root["confined"])
-                source = bytes_of(path)
+                source = Path(path) if is_medical(path) or Path(path).is_dir() else bytes_of(path)
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
         if sha256_of(source) != row["sha256"]:
             raise ImageError(f"{path}: it has changed since it was explained")
-        return read_photo(source).pixels
+        return seen(source) if isinstance(source, Path) or is_scan(source) else read_photo(source).pixels
 
     @cached_property
     def _images(self) -> Numbered | None:
@@ -101,6 +105,12 @@ class Collection:
         named = self.facts["made_with"]["manifest"]["dataset"]
         if named is None:
             return None
+        if named == PRIVATE:
+            if self._given is None:
+                raise ImageError(
+                    "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
+                )
+            return privately(manifest_of(self._given)).images
         if self._given is None and not named.startswith(LIBRARIES):
             raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
         return manifest_of(self._given or named, self.facts["root"]["folder"]).images
@@ -135,6 +145,8 @@ class Collection:
             model=made["model"]["digest"],
             image=image,
             seen=None,
+            world=None if row.get("world") is None else np.array(row["world"], np.float64).reshape(4, 4),
+            steps=tuple(row.get("steps") or ()),
         )
 
     def _class(self, row: Mapping[str, Any]) -> int | None:
@@ -176,3 +188,11 @@ class Collection:
             for name, text in {"run": str(self.folder), **self.summary}.items()
         )
         return f"<table>{rows}</table>"
+
+
+def seen(source: Any) -> Pixels:
+    """(H,W,3), or (D,H,W) of a volume: a scan as it is looked at; ImageError where text may be part of the picture."""
+    scan = read_scan(source)
+    if not scan.may_be_shown:
+        raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
+    return grey(scan)

@@ -23,7 +23,20 @@ LOCAL = ("", "file", "local", "dir", "git", "generic", "reference")  # what fssp
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
-TAKEN = (*OURS, "grid", "heat", "input_size", "image_size", "placement", "seconds", "notes", "overlay")
+TAKEN = (
+    *OURS,
+    "grid",
+    "heat",
+    "input_size",
+    "image_size",
+    "placement",
+    "world",
+    "steps",
+    "seconds",
+    "notes",
+    "overlay",
+)
+PRIVATE = "scans, privately"  # the dataset of a run that does not name its files
 KNOWN = {*TAKEN, "id", "path", "target"}  # all others are carried along
 
 
@@ -49,6 +62,11 @@ class Manifest:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing that a row says may name a file, or quote one."""
+        return self.dataset == PRIVATE
 
     @property
     def carried(self) -> list[str]:

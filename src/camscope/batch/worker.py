@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,21 +14,25 @@ from camscope.batch.manifest import Manifest
 from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
 from camscope.cards import digest
-from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
+from camscope.errors import ImageError, LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import in_words
-from camscope.explainers.inputs import ALONE, Item, known, picture_of
+from camscope.explainers.inputs import ALONE, Item, item_of, known, picture_of, read_item
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
 from camscope.explainers.scope import home
 from camscope.explainers.together import expect_alike, explanations
 from camscope.explanation import Explanation, Pixels
 from camscope.hooks.base import unwrap
+from camscope.images.metatensor import MonaiTransforms
 from camscope.images.photo import read_photo, read_reduced
 from camscope.images.preprocess import Preprocess
+from camscope.images.scan_preprocess import ScanPreprocess
+from camscope.images.scans import is_scan, read_scan
 from camscope.targets import Question
 
 MARGIN = 4  # twice leaves the maps' ranks correlated at 0.989, four times at 0.994 and more
+HERE = (torch.device("cpu"), torch.float32)  # where inputs wait
 OF_THE_RUN = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that every image would have
 
 
@@ -50,7 +55,8 @@ class Worker:
     """Explainers of one model, the questions for images whose row asks none, and what goes along.
 
     `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, `MARGIN` times what it is resized to at least.
-    `pictures`: how overlays are drawn, if they are.
+    `pictures`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_pixels`: scans are drawn on
+    although text may be part of their picture.
     """
 
     tools: Sequence[Explainer]
@@ -59,6 +65,8 @@ class Worker:
     batch_size: int = 16
     reduced: bool = False
     pictures: Pictures | None = None
+    window: Any = None
+    allow_pixels: bool = False
 
     def __post_init__(self) -> None:
         expect_alike(self.tools)
@@ -74,6 +82,8 @@ class Worker:
         tool = self.tools[0]
         if isinstance(source, Tensor) and source.dtype != torch.uint8:
             return tool.read(source)
+        if isinstance(source, Path) or isinstance(tool.preprocess, ScanPreprocess) or is_scan(source):
+            return self._scan(source)
         pixels, size = self._pixels(source)
         x, place = known(tool.preprocess, "images")(pixels)
         place = place and place.on_image_of(size)
@@ -81,6 +91,18 @@ class Worker:
         return Item(
             x, place, "", pixels if drawn else None, picture_of(x, tool.preprocess) if drawn and not place else None
         )
+
+    def _scan(self, source: Any) -> Item:
+        """A medical image; without a picture where it is not drawn on, or may not be shown."""
+        preprocess = self.tools[0].preprocess
+        if not (isinstance(source, Path) or self.manifest.images is not None or isinstance(preprocess, ScanPreprocess)):
+            raise ImageError("a medical image whose name does not say so: pass profile='research', or 'clinical'")
+        if isinstance(preprocess, MonaiTransforms) and isinstance(source, Path):
+            item = read_item(source, preprocess, unwrap(self.tools[0].model), HERE)
+        else:
+            scan = read_scan(source, window=self.window)
+            item = item_of(replace(scan, burned_in=False) if self.allow_pixels else scan, preprocess, HERE)
+        return item if self.pictures is not None else replace(item, image=None, seen=None)
 
     def _pixels(self, source: Any) -> tuple[Pixels, tuple[int, ...]]:
         """(h,w,3) and the image's own (H,W)."""

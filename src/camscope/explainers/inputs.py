@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from camscope.structure import mapped
 if TYPE_CHECKING:
     from camscope.images.scan import Scan
 
-Preprocessing = Callable[[Pixels], tuple[Tensor, Placement | None]]
+Preprocessing = Callable[[Any], Any]  # of pixels, a scan or a path: the input, and where it lies
+
+
+UNSEEN = "the picture is not shown: text may be part of it, as a name; allow it with allow_pixels"
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,27 @@ ALONE = Companions()
 def read_item(
     source: Any, preprocess: Preprocessing | None, model: nn.Module, home: tuple[torch.device, torch.dtype]
 ) -> Item:
-    """An image brought to the model's device and type by its preprocessing, or a float tensor as it is."""
+    """An image brought to the model's device and type by its preprocessing, or a float tensor, or what was read, as it is."""
+    from camscope.images.metatensor import MonaiTransforms, of_monai, place_of, plain
+
+    if isinstance(source, Item):
+        return source
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         signal = source.ndim == 2 and next(_convolutions(model), None) is None
         x = _single(source, 1 if signal else spatial_rank(model))
+        if of_monai(x):
+            place, world = place_of(x)
+            return Item(plain(x), place, "tensor", None, picture_of(plain(x), None), world)
         return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, picture_of(x, preprocess))
     from camscope.images.photo import read_photo
+    from camscope.images.private import scan_name
     from camscope.images.scan import Scan
     from camscope.images.scan_preprocess import ScanPreprocess
     from camscope.images.scans import is_scan, read_scan
 
+    if isinstance(preprocess, MonaiTransforms) and isinstance(source, str | Path):
+        x, place, world = preprocess(source)
+        return Item(x.to(*home), place, scan_name(source), None, picture_of(x, None), world)
     if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
         return item_of(read_scan(source), preprocess, home)
     photo = read_photo(source)
@@ -79,14 +94,18 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
     from camscope.images.scan_preprocess import ScanPreprocess
 
     way = known(preprocess, scan.name)
+    placement: Placement | None
+    image: Pixels | None
     if isinstance(way, ScanPreprocess):
         x, placement = way(scan)
         image, steps = grey(scan, way.window), (*scan.steps, *way.steps)
     else:
         image, shown = pixels_of(scan)
         (x, placement), steps = way(image), shown.steps
-    picture = picture_of(x, preprocess)
-    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, scan.flags)
+    picture, flags = picture_of(x, preprocess), scan.flags
+    if not scan.may_be_shown:
+        image, picture, flags = None, None, (*flags, UNSEEN)
+    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, flags)
 
 
 def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
 from camscope.images.dicom_file import load, pydicom_there
-from camscope.images.dicom_frames import Layout, layout_of
+from camscope.images.dicom_layout import Layout, layout_of
 from camscope.images.dicom_picture import picture_of
 from camscope.images.dicom_place import Stack, offsets_of, pixel_of, plane_of, stacked
 from camscope.images.private import scan_name, told

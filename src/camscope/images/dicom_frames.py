@@ -1,107 +1,19 @@
-"""Frames of a DICOM image as they are stored: the checks before decoding, and one named error where a codec is missing."""
+"""Frames of a DICOM image as they are stored, decoded one by one; one named error where a codec is missing."""
 
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.scan import MAX_VOXELS, check_size
-from camscope.images.tags import PHOTOMETRIC, known_uid, whole, word
+from camscope.images.dicom_codecs import check_streams, is_twelve_bit, without_codec
+from camscope.images.dicom_layout import PIXELS, Layout
+from camscope.images.tags import known_uid
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
-NEEDED = ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
 FEW = 256
-# of a transfer syntax: the packages that decode it and the extra that has them
-_JPEG, _LS = ("pylibjpeg and pylibjpeg-libjpeg", "codecs-gpl"), ("pyjpegls", "medical")
-_J2K = ("pylibjpeg and pylibjpeg-openjpeg", "medical")
-CODECS = {
-    **dict.fromkeys(["1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.57", "1.2.840.10008.1.2.4.70"], _JPEG),
-    **dict.fromkeys(["1.2.840.10008.1.2.4.80", "1.2.840.10008.1.2.4.81"], _LS),
-    **dict.fromkeys([f"1.2.840.10008.1.2.4.{last}" for last in (90, 91, 201, 202, 203)], _J2K),
-}
-JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
-SIZED = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # JPEG's and JPEG-LS's markers of a frame, which hold its size
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the pixels of an image are stored: checked numbers of its header."""
-
-    rows: int
-    columns: int
-    frames: int
-    samples: int
-    allocated: int
-    stored: int
-    signed: bool
-    photometric: str
-    floating: bool
-
-    @property
-    def colour(self) -> bool:
-        """Whether its values are colours, not amounts."""
-        return not self.photometric.startswith("MONOCHROME")
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """The least and the largest number that can be stored."""
-        half = 1 << (self.stored - 1)
-        return (-half, half - 1) if self.signed else (0, 2 * half - 1)
-
-
-def layout_of(dataset: "Dataset", name: str, limit: int = MAX_VOXELS, wanted: int | None = None) -> Layout:
-    """Of a data set with pixels; `wanted`: how many of its frames will be read."""
-    held = [keyword for keyword in PIXELS if keyword in dataset]
-    if not held:
-        kind = known_uid(dataset.get("SOPClassUID", "")) or known_uid(
-            dataset.file_meta.get("MediaStorageSOPClassUID", "")
-        )
-        raise ImageError(f"{name}: the file has no pixels{f' ({kind})' if kind else ''}")
-    found = {keyword: whole(dataset, keyword) for keyword in NEEDED}
-    if missing := [keyword for keyword, value in found.items() if value is None]:
-        raise ImageError(f"{name}: the header has no {', '.join(missing)}")
-    rows, columns, allocated, samples = (
-        found[key] or 0 for key in ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
-    )
-    floating = held[0] != "PixelData"
-    frames = _frames(dataset)
-    stored = allocated if floating else (whole(dataset, "BitsStored") or allocated)
-    photometric = word(dataset, "PhotometricInterpretation", PHOTOMETRIC)
-    if not photometric:
-        raise ImageError(f"{name}: the PhotometricInterpretation is none of {', '.join(sorted(PHOTOMETRIC))}")
-    if frames is None:
-        raise ImageError(f"{name}: the header's NumberOfFrames is not a whole number")
-    if allocated not in (1, 8, 16, 32, 64) or not 1 <= stored <= allocated or samples not in (1, 3):
-        raise ImageError(f"{name}: {stored} of {allocated} bits, {samples} samples a pixel: no such pixels are known")
-    layout = Layout(
-        rows,
-        columns,
-        frames,
-        samples,
-        allocated,
-        stored,
-        whole(dataset, "PixelRepresentation") == 1,
-        photometric,
-        floating,
-    )
-    if layout.colour != (samples == 3) and photometric != "PALETTE COLOR":
-        raise ImageError(f"{name}: {photometric} with {samples} samples a pixel")
-    check_size((frames if wanted is None else wanted, rows, columns, samples), name, limit)
-    if frames < 1:
-        raise ImageError(f"{name}: an image of {frames} frames")
-    return layout
-
-
-def _frames(dataset: "Dataset") -> int | None:
-    if "NumberOfFrames" not in dataset or dataset["NumberOfFrames"].is_empty:
-        return 1
-    return whole(dataset, "NumberOfFrames")
 
 
 def frames_of(
@@ -119,9 +31,9 @@ def frames_of(
     if decoder.is_native:
         _check_length(dataset, layout, name)
     else:
-        _check_streams(dataset, layout, indices, name)
-        if not decoder.is_available or _is_twelve_bit(str(syntax), layout, decoder.available_plugins):
-            raise _without_codec(str(syntax), called, name)
+        check_streams(dataset, layout, indices, name)
+        if not decoder.is_available or is_twelve_bit(str(syntax), layout, decoder.available_plugins):
+            raise without_codec(str(syntax), called, name)
     # Of many frames one after the other: each by its number would walk from the first again. Of few each by itself:
     # there pydicom corrects the sign of wavelets that contradict the header, and the other way it fails to.
     every = len(indices) == layout.frames > FEW
@@ -144,59 +56,3 @@ def _check_length(dataset: "Dataset", layout: Layout, name: str) -> None:
         raise ImageError(
             f"{name}: {held} bytes of pixels; the header says {needed}: the file is cut off or its header lies"
         )
-
-
-def _check_streams(dataset: "Dataset", layout: Layout, indices: Sequence[int], name: str) -> None:
-    """Each frame's own size against the header's: a decoder would make room for what the stream says."""
-    from pydicom.encaps import generate_frames, get_frame
-
-    count = layout.frames
-    if len(indices) == count:
-        streams = generate_frames(dataset.PixelData, number_of_frames=count)
-    else:
-        streams = (get_frame(dataset.PixelData, index, number_of_frames=count) for index in indices)
-    wavelets = CODECS.get(str(dataset.file_meta.TransferSyntaxUID)) == _J2K
-    for index, stream in zip(indices, streams, strict=False):
-        size = _wavelet_size(stream) if wavelets else _jpeg_size(stream)
-        if size is not None and size != (layout.rows, layout.columns):
-            raise ImageError(
-                f"{name}: frame {index} is compressed as {size[0]} x {size[1]} pixels; "
-                f"the header says {layout.rows} x {layout.columns}"
-            )
-
-
-def _wavelet_size(stream: bytes) -> tuple[int, int]:
-    """(H,W) that a JPEG 2000 stream says it has, bare or wrapped in a file's boxes; (0,0) where it says none."""
-    start = stream[:4096].find(b"\xff\x4f\xff\x51")
-    if start < 0 or len(stream) < start + 24:
-        return 0, 0
-    across, down, left, top = struct.unpack(">4I", stream[start + 8 : start + 24])
-    return down - top, across - left
-
-
-def _jpeg_size(stream: bytes) -> tuple[int, int] | None:
-    """(H,W) that a JPEG or JPEG-LS stream says it has; None of anything else."""
-    at = 2
-    while stream[:2] == b"\xff\xd8" and at + 9 <= len(stream) and stream[at] == 0xFF:
-        marker, length = stream[at + 1], int.from_bytes(stream[at + 2 : at + 4], "big")
-        if marker in SIZED:
-            height, width = struct.unpack(">2H", stream[at + 5 : at + 9])
-            return height, width
-        at += 1 if marker == 0xFF else 2 + length
-    return None
-
-
-def _is_twelve_bit(syntax: str, layout: Layout, plugins: Sequence[str]) -> bool:
-    """Pillow takes JPEG Extended, but not of more than 8 bits."""
-    return syntax == JPEG_EXTENDED and layout.stored > 8 and not set(plugins) - {"pillow"}
-
-
-def _without_codec(syntax: str, called: str, name: str) -> ImageError:
-    if syntax not in CODECS:
-        return ImageError(f"{name}: its pixels are {called}, for which there is no codec; convert the file first")
-    packages, extra = CODECS[syntax]
-    licence = " (its licence is the GPL)" if extra == "codecs-gpl" else ""
-    return ImageError(
-        f"{name}: its pixels are {called}; the codec for it is not installed ({packages}); "
-        f'run: pip install "camscope[{extra}]"{licence}'
-    )

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from camscope.errors import ImageError
 from camscope.images.dicom_colour import colours_of
-from camscope.images.dicom_frames import Layout, frames_of
+from camscope.images.dicom_frames import frames_of
+from camscope.images.dicom_layout import Layout
 from camscope.images.dicom_values import Amounts, amounts_of, padding_of, real_world
 from camscope.images.scan import not_finite
 from camscope.images.tags import functional_groups, known_uid, word

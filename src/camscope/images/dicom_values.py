@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.dicom_frames import Layout
+from camscope.images.dicom_layout import Layout
 from camscope.images.tags import UNITS, first_numbers, items, number, numbers, places, whole, word, words_of
 
 if TYPE_CHECKING:

@@ -24,8 +24,6 @@ def read_itk(source: str | Path, *, volume: int | None = None, window: Any = Non
     """
     path, selector = selected(source)
     name = scan_name(path)
-    if isinstance(path, bytes):
-        raise ImageError(f"{name}: NRRD and MetaImage are read from files, not from bytes")
     try:
         sitk = importlib.import_module("SimpleITK")
     except ImportError:

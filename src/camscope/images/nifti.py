@@ -1,13 +1,10 @@
 """NIfTI 1 and 2: voxels in the file's own axes i, j, k, scaled, with the affine that nibabel would give."""
 
-import gzip
 import importlib
 import math
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +13,7 @@ from camscope.errors import ImageError, MissingExtraError
 from camscope.images.private import scan_name, told
 from camscope.images.scan import Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, paths_of, selected
+from camscope.images.unpacked import GZIP, exactly, passed, to_the_end, unpacked
 
 Array = NDArray[Any]
 MAX_OFFSET = 2**26  # bytes of header extensions before the voxels
@@ -23,7 +21,6 @@ MAX_OFFSET = 2**26  # bytes of header extensions before the voxels
 SIZES = {1: 348, 2: 540}
 MAGICS = {1: (344, b"n+1\0"), 2: (4, b"n+2\0\r\n\x1a\n")}
 PAIRS = {1: b"ni1\0", 2: b"ni2\0\r\n\x1a\n"}
-GZIP = b"\x1f\x8b"
 RGB = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
@@ -40,7 +37,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window:
     except ImportError:
         raise MissingExtraError("nibabel", "medical") from None
     with told(name):
-        with opened(path, name) as file, _unpacked(file) as stream:
+        with opened(path, name) as file, unpacked(file) as stream:
             scan = _scan(stream, agreed(selector, volume, "volume", name), name, paths_of(path))
         return scan if window is None else scan.windowed(window)
 
@@ -62,18 +59,6 @@ def _version(head: bytes) -> int | None:
     return None
 
 
-@contextmanager
-def _unpacked(file: BinaryIO) -> Iterator[BinaryIO]:
-    """The file itself, or what is in it, unpacked no further than it is read."""
-    packed = file.read(2) == GZIP
-    file.seek(0)
-    if not packed:
-        yield file
-        return
-    with gzip.GzipFile(fileobj=file) as stream:
-        yield cast(BinaryIO, stream)
-
-
 def _scan(stream: BinaryIO, volume: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     header, length = _header(stream, name)
     dtype, colour = _dtype(header, name)
@@ -84,8 +69,9 @@ def _scan(stream: BinaryIO, volume: int | None, name: str, sources: tuple[Path, 
     if offset > MAX_OFFSET:
         raise ImageError(f"{name}: its voxels begin at byte {offset}; the limit is {MAX_OFFSET}")
     start = offset + (volume or 0) * count * dtype.itemsize
-    data = _voxels(stream, start - length, count * dtype.itemsize, name)
-    _to_the_end(stream)
+    passed(stream, start - length, name)
+    data = exactly(stream, count * dtype.itemsize, name)
+    to_the_end(stream)
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
     scaled, step = (stored, ()) if colour else _scaled(header, stored)
     values = _colours(scaled) if colour else np.ascontiguousarray(scaled, np.float32)
@@ -109,14 +95,14 @@ def _header(stream: BinaryIO, name: str) -> tuple[Any, int]:
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
-    head = _exactly(stream, 348, name)
+    head = exactly(stream, 348, name)
     version = _version(head)
     if version is None:
         raise ImageError(f"{name}: this is not a NIfTI file: its magic is not there")
     if head[MAGICS[version][0] :].startswith(PAIRS[version]):
         raise ImageError(f"{name}: a NIfTI header whose voxels are in another file; save both as one .nii")
     if version == 2:
-        head += _exactly(stream, SIZES[2] - 348, name)
+        head += exactly(stream, SIZES[2] - 348, name)
     kind: Any = Nifti1Header if version == 1 else Nifti2Header
     return kind(head, check=False), SIZES[version]
 
@@ -155,34 +141,6 @@ def _shape(header: Any, volume: int | None, name: str) -> tuple[tuple[int, ...],
     if volume is not None and not 0 <= volume < volumes:
         raise ImageError(f"{name}: volume {volume} is out of range: the file has {volumes} (0..{volumes - 1})")
     return shape, volumes
-
-
-def _voxels(stream: BinaryIO, skip: int, size: int, name: str) -> bytes:
-    while skip > 0:  # a packed file cannot be entered in its middle
-        if not (passed := len(stream.read(min(skip, 1 << 20)))):
-            raise ImageError(f"{name}: the file ends before its voxels")
-        skip -= passed
-    return _exactly(stream, size, name)
-
-
-def _to_the_end(stream: BinaryIO) -> None:
-    """Of a packed file, so that its checksum is compared; not of one in which much more follows."""
-    left = MAX_OFFSET
-    while left > 0 and (passed := len(stream.read(min(left, 1 << 20)))):
-        left -= passed
-
-
-def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
-    """So many bytes, read piece by piece: room is made for what there is, not for what a header says."""
-    pieces, left = [], size
-    while left > 0 and (piece := stream.read(min(left, 1 << 24))):
-        pieces.append(piece)
-        left -= len(piece)
-    if left:
-        raise ImageError(
-            f"{name}: {size - left} bytes where the header says {size}: the file is cut off or its header lies"
-        )
-    return b"".join(pieces)
 
 
 def _scaled(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:

@@ -1,11 +1,10 @@
 """Orientation: to which side of the body each axis of a volume leads, and the way to another order of sides."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError, PreprocessError
 from camscope.geometry import Placement
 from camscope.images.scan import Scan, World
 
@@ -27,10 +26,10 @@ def letters(world: World) -> str:
     return "".join(found)
 
 
-def turned(scan: Scan, wanted: str) -> tuple[Sequence[int], Sequence[int]]:
-    """Which axes of a volume, in their new order, and which of the new ones are flipped, for it to lead to `wanted` sides."""
+def oriented(scan: Scan, wanted: str) -> tuple[Scan, Placement]:
+    """A volume with its axes reordered and flipped so that they lead to the `wanted` sides, and where it lies on the scan."""
     if len(scan.shape) != 3 or scan.world is None:
-        raise PreprocessError(
+        raise ImageError(
             f"{scan.name}: orientation={wanted!r} is for volumes that say where they lie; this is "
             f"{' x '.join(map(str, scan.shape))}{'' if scan.world is not None else ' without a place in the world'}"
         )
@@ -40,14 +39,12 @@ def turned(scan: Scan, wanted: str) -> tuple[Sequence[int], Sequence[int]]:
             f"orientation={wanted!r}; expected one letter each of L or R, P or A, I or S, such as RAS"
         )
     axes = [next(i for i, own in enumerate(have) if own in sides[letter]) for letter in wanted.upper()]
-    return axes, [
-        new for new, (axis, letter) in enumerate(zip(axes, wanted.upper(), strict=True)) if have[axis] != letter
-    ]
-
-
-def placed(x: Tensor, place: Placement, axes: Sequence[int], flips: Sequence[int]) -> tuple[Tensor, Placement]:
-    """(C,D,H,W) with its axes in that order and some of them reversed, and where it lies then."""
-    x, place = x.permute(0, *(1 + axis for axis in axes)), place.transposed(axes)
-    for axis in flips:
-        x, place = x.flip(1 + axis), place.flipped(axis)
-    return x.contiguous(), place
+    values = scan.values.transpose(*axes, *range(3, scan.values.ndim))
+    place = Placement.identity(scan.shape).transposed(axes)
+    for new, letter in enumerate(wanted.upper()):
+        if have[axes[new]] != letter:
+            values, place = np.flip(values, new), place.flipped(new)
+    there = np.eye(4)
+    there[:3, :3], there[:3, 3] = place.matrix[:, :3], place.to_image(np.full((1, 3), 0.5))[0] - 0.5
+    turned = replace(scan, values=np.ascontiguousarray(values), world=scan.world @ there)
+    return (turned if turned.pixel is None else replace(turned, pixel=None)), place

@@ -33,6 +33,7 @@ class Scan:
         from 0, the slices are: for what refers to them; neither is shown.
     `burned_in`: whether text is part of the picture: True, False, or None where the file does not say and such often have it.
     `pixel`: mm of a pixel along each axis, of an image without a place.
+    `limits`: the values that are black and white, where that is known: 0 and 1 behind a window.
     `header`: facts of a format that its writer needs again, such as NIfTI's codes; numbers only.
     """
 
@@ -49,6 +50,7 @@ class Scan:
     burned_in: bool | None = False
     pixel: tuple[float, ...] | None = None
     header: Mapping[str, int] | None = None
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
@@ -83,7 +85,7 @@ class Scan:
         if self.colour:
             raise PreprocessError(f"{self.name}: a window is for grey values, and this scan is in colour")
         values = window(self.values).astype(np.float32, copy=False)
-        return replace(self, values=values, unit="", steps=(*self.steps, f"window: {window}"))
+        return replace(self, values=values, unit="", limits=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))

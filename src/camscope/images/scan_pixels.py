@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError
 from camscope.images.scan import Scan
 
 Pixels = NDArray[np.uint8]
@@ -18,7 +18,7 @@ def pixels_of(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
     Grey values go through the window, or without one from the least to the largest value that is there.
     """
     if len(scan.shape) != 2:
-        raise PreprocessError(
+        raise ImageError(
             f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is one of pictures: use "
             f"explain_slices, or pass preprocess=ScanPreprocess(...) to a model of volumes"
         )
@@ -37,15 +37,19 @@ def grey(scan: Scan, window: Any = None) -> Pixels:
     if len(scan.shape) == 2:
         return pixels_of(scan, window)[0]
     if scan.colour:
-        return scan.values
+        return np.asarray(scan.values, np.uint8)
     shown = scan.windowed(window) if window is not None else ranged(scan)
-    return np.rint(np.nan_to_num(shown.values, nan=0.0) * 255).astype(np.uint8)
+    return np.asarray(np.rint(np.nan_to_num(shown.values, nan=0.0) * 255), np.uint8)
 
 
 def ranged(scan: Scan) -> Scan:
-    """From 0 to 1 between the least and the largest value that is there; NaN is the least."""
-    known = scan.values[np.isfinite(scan.values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    """From 0 to 1 between black and white, or where they are unknown the least and the largest value; NaN is black."""
+    if scan.limits is not None:
+        low, high, steps = *scan.limits, scan.steps
+    else:
+        known = scan.values[np.isfinite(scan.values)]
+        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        unit = f" {scan.unit}" if scan.unit else ""
+        steps = (*scan.steps, f"no window was given: the whole range, {low:g} to {high:g}{unit}")
     values = (np.nan_to_num(scan.values, nan=low, posinf=high, neginf=low) - low) / ((high - low) or 1.0)
-    step = f"no window was given: the whole range, {low:g} to {high:g}{' ' + scan.unit if scan.unit else ''}"
-    return replace(scan, values=values.astype(np.float32), unit="", steps=(*scan.steps, step))
+    return replace(scan, values=values.astype(np.float32), unit="", limits=(0.0, 1.0), steps=steps)

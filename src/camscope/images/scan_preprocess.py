@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError, PreprocessError
 from camscope.geometry import Placement
-from camscope.images.orientation import placed, turned
+from camscope.images.orientation import oriented
 from camscope.images.scan import Scan
 from camscope.images.window import Window
 
 Normalise = Literal["range", "zscore"] | tuple[Any, Any] | None
+LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 MODES = ("linear", "nearest", "area")
 
 
@@ -63,21 +64,14 @@ class ScanPreprocess:
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
         """The model's input and where it lies on the scan."""
-        x = torch.from_numpy(np.ascontiguousarray(self._values(scan), np.float32))  # (C,*S)
         place = Placement.identity(scan.shape)
         if self.orientation is not None:
-            axes, flips = turned(scan, self.orientation)
-            x, place = placed(x, place, axes, flips)
-        steps = (
-            None
-            if scan.spacing is None
-            else [scan.spacing[int(axis)] for axis in np.abs(place.matrix[:, :-1]).argmax(0)]
-        )
+            scan, place = oriented(scan, self.orientation)
+        x = torch.from_numpy(np.ascontiguousarray(self._values(scan), np.float32))  # (C,*S)
+        steps = scan.spacing
         if self.spacing is not None:
             if steps is None:
-                raise PreprocessError(
-                    f"{scan.name}: spacing= is set, and the scan does not say how large its voxels are"
-                )
+                raise ImageError(f"{scan.name}: spacing= is set, and the scan does not say how large its voxels are")
             wanted = _each(self.spacing, x.ndim - 1, "spacing")
             size = [max(1, round(n * have / want)) for n, have, want in zip(x.shape[1:], steps, wanted, strict=True)]
             x, place = self._resized(x, size), place.resized(size)
@@ -111,17 +105,17 @@ class ScanPreprocess:
         """(C,*S)"""
         if scan.colour:
             if self.window is not None:
-                raise PreprocessError(f"{scan.name}: a window is for grey values, and this scan is in colour")
+                raise ImageError(f"{scan.name}: a window is for grey values, and this scan is in colour")
             if self.channels not in (1, 3):
-                raise PreprocessError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
+                raise ImageError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
             values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
-            grey = np.tensordot(np.float32([0.299, 0.587, 0.114]), values, 1)[None]
+            grey = np.tensordot(LUMINANCE, values, 1)[None]
             return grey if self.channels == 1 else values
         values = scan.values[None]
         if np.isfinite(values).all():
             return values
         if self.finite is None:
-            raise PreprocessError(
+            raise ImageError(
                 f"{scan.name} holds NaN or infinity: say with finite= what takes their place, such as finite=0"
             )
         return np.where(np.isfinite(values), values, np.float32(self.finite))
@@ -179,7 +173,5 @@ def _each(value: Any, axes: int, name: str) -> Sequence[float]:
     """One for each axis."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
     if len(numbers) != axes:
-        raise PreprocessError(
-            f"{name}={value!r}: the scan has {axes} axes; expected one number for each, or one for all"
-        )
+        raise ImageError(f"{name}={value!r}: the scan has {axes} axes; expected one number for each, or one for all")
     return numbers

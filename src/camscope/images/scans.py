@@ -11,6 +11,7 @@ from camscope.images.dicom import read_dicom
 from camscope.images.dicom_file import has_dicom_mark
 from camscope.images.itk import SUFFIXES as ITK
 from camscope.images.itk import read_itk
+from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.nifti import is_nifti, read_nifti
 from camscope.images.private import scan_name
 from camscope.images.raster import read_raster
@@ -19,8 +20,6 @@ from camscope.images.series import read_series
 from camscope.images.sources import selected
 
 DICOM, NIFTI, RASTER = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
-MEDICAL = (*DICOM, *NIFTI, *ITK)
-PHOTOS = (".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".avif", *RASTER)
 ENOUGH = 64  # files of a folder that are looked into
 HEAD = 4096  # bytes
 
@@ -35,7 +34,7 @@ def is_scan(source: object) -> bool:
     if not isinstance(source, str | Path):
         return False
     path, _ = selected(source)
-    if not isinstance(path, Path) or path.name.lower().endswith(PHOTOS):
+    if path.name.lower().endswith(PICTURES):
         return False
     if path.name.lower().endswith(MEDICAL) and not path.is_dir():
         return True
@@ -63,8 +62,6 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
             )
         return read_series(source, series=frame, window=window)
     path, _ = selected(source)
-    if not isinstance(path, Path):
-        raise ImageError("expected a path")
     if path.is_dir():
         return read_series(source, series=frame, window=window)
     name = path.name.lower()

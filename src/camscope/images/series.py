@@ -1,67 +1,24 @@
 """A folder of DICOM slices as one volume, put in order by where they lie, never by their names or numbers."""
 
 import hashlib
-import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from camscope.errors import CamscopeError, ImageError
+from camscope.errors import ImageError
 from camscope.images.dicom import read_dicom
-from camscope.images.dicom_file import has_dicom_mark, load, pydicom_there
-from camscope.images.dicom_frames import Layout, layout_of
+from camscope.images.dicom_file import load, pydicom_there
+from camscope.images.dicom_layout import layout_of
 from camscope.images.dicom_picture import Picture, joined, picture_of
-from camscope.images.dicom_place import Plane, plane_of, stacked
+from camscope.images.dicom_place import stacked
 from camscope.images.private import scan_name, told
 from camscope.images.scan import BURNED_IN, Scan, check_size
+from camscope.images.series_files import Slice, chosen, files_of, grouped, headers
 from camscope.images.sources import agreed, selected
-from camscope.images.tags import MODALITIES, burned_in, functional_groups, word
-
-MAX_FILES = 20_000
-TOO_MANY = f"more than {MAX_FILES} files; pass a list of those of one series"
-
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """One file's header: what it belongs to, and where it lies."""
-
-    path: Path
-    series: str
-    instance: str
-    modality: str
-    layout: Layout
-    plane: Plane | None
-    burned_in: bool | None
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What the files of one volume have in common, beside their orientation."""
-        return (
-            self.layout.rows,
-            self.layout.columns,
-            self.layout.frames,
-            self.layout.samples,
-            self.modality,
-            self.series,
-        )
-
-    @property
-    def rank(self) -> tuple[Any, ...]:
-        """An order that owes nothing to names of files and numbers of instances."""
-        place = () if self.plane is None else tuple(self.plane.position.tolist())
-        return self.kind, len(place), place, self.instance
-
-    def __str__(self) -> str:
-        frames = f"{self.layout.frames} x " if self.layout.frames > 1 else ""
-        words = [
-            f"{frames}{self.layout.rows} x {self.layout.columns}",
-            self.modality,
-            self.plane.view if self.plane else "",
-        ]
-        return " ".join(filter(None, words))
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
@@ -75,90 +32,11 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
     name = scan_name(path)
     pydicom_there()
     with told(name):
-        slices, left_out = _headers(_files(path, name), name)
-        group = _chosen(_grouped(slices), agreed(selector, series, "series", name), name)
+        slices, left_out = headers(files_of(path, name), name)
+        group = chosen(grouped(slices), agreed(selector, series, "series", name), name)
         scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _volume(group, name)
         scan = replace(scan, flags=(*scan.flags, *left_out))
         return scan if window is None else scan.windowed(window)
-
-
-def _files(given: Any, name: str) -> list[Path]:
-    if isinstance(given, list):
-        return given
-    if not given.is_dir():
-        raise ImageError(f"{name}: {'it is a file, not a folder' if given.exists() else 'there is no such folder'}")
-    with os.scandir(given) as entries:
-        found = [Path(entry.path) for entry in entries if entry.is_file() and not entry.name.startswith(".")]
-    if len(found) > MAX_FILES:
-        raise ImageError(f"{name}: {TOO_MANY}")
-    return found
-
-
-def _headers(files: Sequence[Path], name: str) -> tuple[list[Slice], tuple[str, ...]]:
-    """The images among the files, and flags that count the rest."""
-    slices, others, damaged = [], 0, 0
-    for path in files:
-        try:
-            with told(name):
-                slices.append(_slice(path, name))
-        except CamscopeError:
-            if _is_dicom(path):
-                damaged += 1
-            else:
-                others += 1
-    if not slices:
-        raise ImageError(f"{name}: none of its {len(files)} files is a DICOM image; folders in it are not searched")
-    counts = ((others, "files that are not DICOM"), (damaged, "DICOM files that are damaged or no images"))
-    return slices, tuple(f"left out: {count} {what}" for count, what in counts if count)
-
-
-def _is_dicom(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return has_dicom_mark(file.read(132))
-    except OSError:
-        return False
-
-
-def _slice(path: Path, name: str) -> Slice:
-    dataset, _ = load(path, name, pixels=False)
-    layout = layout_of(dataset, name)
-    plane, _ = plane_of(functional_groups(dataset, [0])[0])
-    series, instance = (str(dataset.get(key, "")) for key in ("SeriesInstanceUID", "SOPInstanceUID"))
-    return Slice(path, series, instance, word(dataset, "Modality", MODALITIES), layout, plane, burned_in(dataset))
-
-
-def _grouped(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Slices of one series, shape and orientation; the largest group first."""
-    groups: list[list[Slice]] = []
-    for one in sorted(slices, key=lambda one: one.rank):
-        for group in groups:
-            if group[0].kind == one.kind and _is_along(group[0].plane, one.plane):
-                group.append(one)
-                break
-        else:
-            groups.append([one])
-    return sorted(groups, key=lambda group: -len(group))
-
-
-def _is_along(first: Plane | None, second: Plane | None) -> bool:
-    return first.is_parallel(second) if first and second else first is second
-
-
-def _chosen(groups: list[list[Slice]], wanted: int | None, name: str) -> list[Slice]:
-    listed = "; ".join(
-        f"{at}: {len(group)} slice{'s'[: len(group) > 1]} {group[0]}" for at, group in enumerate(groups[:20])
-    )
-    listed += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
-    if wanted is not None:
-        if not 0 <= wanted < len(groups):
-            raise ImageError(f"{name}: series {wanted} is out of range; there are {len(groups)} ({listed})")
-        return groups[wanted]
-    if len(groups) > 1:
-        turned = len({group[0].kind for group in groups}) == 1
-        what = f"one series of {len(groups)} orientations" if turned else f"{len(groups)} series"
-        raise ImageError(f"{name}: {what} ({listed}); choose one: folder#0 or series=0, or pass a list of its files")
-    return groups[0]
 
 
 def _volume(group: list[Slice], name: str) -> Scan:
@@ -195,10 +73,10 @@ def _volume(group: list[Slice], name: str) -> Scan:
 
 def _without_copies(group: list[Slice]) -> tuple[list[Slice], tuple[str, ...]]:
     """Files of the same bytes count once."""
-    instances = [one.instance for one in group]
+    instances = Counter(one.instance for one in group)
     kept: dict[str, Slice] = {}
     for at, one in enumerate(group):
-        twice = one.instance and instances.count(one.instance) > 1
+        twice = one.instance and instances[one.instance] > 1
         key = hashlib.sha256(one.path.read_bytes()).hexdigest() if twice else f"{at}"
         kept.setdefault(key, one)
     copies = len(group) - len(kept)

@@ -7,13 +7,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, overload
 
 from camscope.errors import ImageError
 
 MAX_BYTES = 2**32  # of one file
 
 
+@overload
+def selected(source: str | Path) -> tuple[Path, int | None]: ...
+@overload
+def selected(source: bytes) -> tuple[bytes, None]: ...
+@overload
+def selected(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
 def selected(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
     """`file#3` -> the file and 3, counted from 0; a file that is called so is meant as it is."""
     if isinstance(source, bytes):

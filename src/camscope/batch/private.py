@@ -1,0 +1,57 @@
+"""Private: a manifest of scans whose rows say nothing of a patient, for runs that others may see."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from camscope.batch.manifest import PRIVATE, Manifest, arrow
+from camscope.batch.reading import source_of
+from camscope.errors import InputError
+from camscope.images.listing import MEDICAL
+from camscope.images.private import scan_name
+
+
+class Places:
+    """The files of a manifest by their rows, which the run itself does not name."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+
+    def __getitem__(self, number: int) -> Any:
+        return source_of(self.manifest, self.manifest.table["path"][number].as_py())
+
+
+def has_scans(manifest: Manifest) -> bool:
+    """Whether any path is that of a medical image."""
+    if manifest.images is not None:
+        return False
+    endings = "|".join(map(re.escape, MEDICAL))
+    compute = arrow("compute")
+    return bool(compute.any(compute.match_substring_regex(manifest.table["path"], rf"(?i)({endings})(#\d+)?$")).as_py())
+
+
+def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:
+    """The same images with `scan-` and a keyed hash for their paths, and for ids that were not given.
+
+    Of the other columns `target` and those to `keep` go along, by name: what is not allowed is not there.
+    """
+    if manifest.images is not None:
+        raise InputError("a dataset has no files whose names could be kept back: the profile is for files")
+    if unknown := [name for name in keep if name not in manifest.carried]:
+        raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.carried) or 'none'}")
+    pa, table = arrow(), manifest.table
+    names = pa.array([scan_name(_place(manifest, path)) for path in table["path"].to_pylist()], pa.string())
+    given = arrow("compute").not_equal(table["id"], table["path"])
+    columns = {
+        "row": table["row"],
+        "id": arrow("compute").if_else(given, table["id"], names),
+        "path": names,
+    }
+    columns |= {name: table[name] for name in table.column_names if name in ("target", *keep)}
+    return Manifest(pa.table(columns), None, Places(manifest), PRIVATE)
+
+
+def _place(manifest: Manifest, path: str) -> str:
+    """What a reader would hash: an absolute path, a URL as it is."""
+    return path if "://" in path else str((manifest.root or Path.cwd()) / path)
