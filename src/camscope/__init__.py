@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
     from camscope.layers import Layout
+    from camscope.medical import to_nifti, to_parametric_map, to_secondary_capture
     from camscope.models import load_model
     from camscope.targets import (
         Box,
@@ -213,6 +214,9 @@ __all__ = [
     "load_model",
     "record",
     "run_batch",
+    "to_nifti",
+    "to_parametric_map",
+    "to_secondary_capture",
 ]
 
 _NAMES = {
@@ -233,6 +237,7 @@ _NAMES = {
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
     "camscope.layers": "Layout",
+    "camscope.medical": "to_nifti to_parametric_map to_secondary_capture",
     "camscope.models": "load_model",
     "camscope.targets": "Box Class Classes Difference Output Probability Region Similarity Target Text",
 }

@@ -182,3 +182,10 @@ def _place(header: Any, axes: int) -> tuple[Array | None, tuple[float, ...] | No
             return world, pixel, f"place: the {kind} ({said})", ()
         return None, pixel, f"place: none ({said})", (f"no place: the {kind} is no invertible matrix",)
     return None, pixel, f"place: none ({said})", ("no place: neither sform nor qform is set",)
+
+
+def header_of(source: Path | bytes) -> Any:
+    """Nibabel's header of a NIfTI file, as it is there."""
+    name = scan_name(source)
+    with told(name), opened(source, name) as file, _unpacked(file) as stream:
+        return _header(stream, name)[0]
