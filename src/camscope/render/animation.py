@@ -1,0 +1,147 @@
+"""A way through a volume, slice by slice, as an animated GIF or WebP."""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.errors import ImageError, InputError
+from camscope.render.compass import View
+from camscope.render.frames import chosen_frames
+from camscope.render.panel import padded
+from camscope.render.picture import DARK_PAPER, LIGHT_INK, Picture, checked_picture
+from camscope.render.viewer import ACCENT, beside_bar, framed, letter_size, position, put
+from camscope.render.volume import Volume, Voxel
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Told = Callable[[int, int], None]
+
+ANIMATED: dict[str, tuple[str, dict[str, Any]]] = {
+    ".gif": ("GIF", {"optimize": False, "disposal": 1}),
+    ".webp": ("WEBP", {"quality": 90, "method": 4}),
+}
+SHORTEST = 20  # milliseconds a frame: what is shorter, browsers show slower
+SAMPLED = 24  # frames that a GIF's one palette is made of
+FRAMES = 96  # of a longer way
+SECONDS = 8.0
+
+
+def animate(
+    volume: Volume,
+    axis: int | str | None = None,
+    *,
+    seconds: float = SECONDS,
+    suffix: str = ".gif",
+    most: int = FRAMES,
+    size: int | None = None,
+    caption: str = "",
+    told: Told | None = None,
+) -> bytes:
+    """(D,H,W) -> the bytes of an animation through the slices along an axis, again and again, `seconds` a round.
+
+    `axis`: as in `slices`. Every slice, or `most` of them evenly spread, the peak's among them: its number is coloured.
+    One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `planes`; `told`: as in `animation`.
+    """
+    view = volume.view(axis)
+    numbers = chosen_frames(
+        volume.strengths.transpose(view.normal, view.rows, view.columns), most, volume.peak[view.normal]
+    )
+    factor = volume.finest(size)
+    letters = letter_size(round(factor * max(volume.millimetres(view))))
+    beside = _beside(volume, view, factor, letters, caption)
+    made = (_frame(volume, view, number, factor, letters, beside) for number in numbers)
+    return animation(made, seconds=seconds, suffix=suffix, count=len(numbers), told=told)
+
+
+def animation(
+    pictures: Sequence[Picture] | Iterator[Picture],
+    *,
+    seconds: float = SECONDS,
+    suffix: str = ".gif",
+    count: int | None = None,
+    told: Told | None = None,
+) -> bytes:
+    """Pictures (H,W,3) of one size -> the bytes of an animated `.gif` or `.webp`, again and again, `seconds` a round.
+
+    A GIF has one palette, of 256 colours that all its pictures have in common; nothing is dithered, so that a value's colour
+    is the same everywhere. `count`: of an iterator's pictures. `told(done, count)`: called after each picture.
+    """
+    if suffix.lower() not in ANIMATED:
+        raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATED)}")
+    kept = list(_told(pictures, len(pictures) if isinstance(pictures, Sequence) else count, told))
+    if not kept or len({one.shape for one in kept}) > 1:
+        raise InputError(
+            f"{len(kept)} pictures of {len({one.shape for one in kept})} sizes; expected some, of one size"
+        )
+    kind, options = ANIMATED[suffix.lower()]
+    images = _in_one_palette(kept) if kind == "GIF" else _images(kept)
+    stream = io.BytesIO()
+    try:
+        first, *rest = images
+        first.save(
+            stream, kind, save_all=True, append_images=rest, duration=_durations(len(kept), seconds), loop=0, **options
+        )
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{len(kept)} pictures {kept[0].shape} cannot be written as {kind}: {error}") from error
+    return stream.getvalue()
+
+
+def _told(pictures: Sequence[Picture] | Iterator[Picture], count: int | None, told: Told | None) -> Iterator[Picture]:
+    for done, picture in enumerate(pictures, 1):
+        yield checked_picture(picture)
+        if told is not None:
+            told(done, done if count is None else count)
+
+
+def _durations(count: int, seconds: float) -> list[int]:
+    """Milliseconds of each frame, in the hundredths of a second that a GIF counts; together they are the round."""
+    if not 0 < seconds < np.inf:
+        raise InputError(f"seconds={seconds}: expected the seconds of a round")
+    ends = np.rint(np.linspace(0, 100 * seconds, count + 1)).astype(int).tolist()
+    return [max(SHORTEST, 10 * (end - start)) for start, end in pairwise(ends)]
+
+
+def _images(pictures: Sequence[Picture]) -> "list[Image]":
+    from PIL import Image
+
+    return [Image.fromarray(one) for one in pictures]
+
+
+def _in_one_palette(pictures: Sequence[Picture]) -> "list[Image]":
+    """Of 256 colours, found on the pixels of pictures from all over the way."""
+    from PIL import Image
+
+    some = np.unique(np.linspace(0, len(pictures) - 1, min(SAMPLED, len(pictures))).round().astype(int))
+    colours = np.concatenate([pictures[i].reshape(-1, 3) for i in some])
+    colours = np.unique(colours, axis=0)[None]  # once each: else the many greys leave no colour for the few hot pixels
+    palette = Image.fromarray(colours).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1)
+    return [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in pictures]
+
+
+def _beside(volume: Volume, view: View, factor: float, letters: int, caption: str) -> Picture:
+    from camscope.render.viewer import peak_words
+
+    words = [caption, *([] if volume.warning or not volume.alpha else peak_words(volume, volume.peak))]
+    return beside_bar(volume, letters, factor, round(factor * volume.millimetres(view)[0]), words)
+
+
+def _frame(volume: Volume, view: View, number: int, factor: float, letters: int, beside: Picture) -> Picture:
+    middle = [length // 2 for length in volume.shape]
+    middle[view.normal] = number
+    voxel: Voxel = (middle[0], middle[1], middle[2])
+    ink = ACCENT if number == volume.peak[view.normal] and not volume.warning else LIGHT_INK
+    title = f"{view.name} {number}{position(volume, voxel, view.normal)}"
+    plane = framed(volume.drawn(view, number, factor), title, view.edges(volume.letters), letters, ink=ink)
+    left = plane.shape[1] + letters
+    out = padded(
+        plane,
+        bottom=max(0, beside.shape[0] + 2 * letters - plane.shape[0]),
+        right=letters + beside.shape[1],
+        paper=DARK_PAPER,
+    )
+    put(out, beside, 2 * letters, left)
+    return out
