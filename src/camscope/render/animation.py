@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope.errors import ImageError, InputError
+from camscope.render.colour import colourise, lower_bound
 from camscope.render.compass import View
 from camscope.render.frames import chosen_frames
 from camscope.render.panel import padded
@@ -26,6 +27,8 @@ ANIMATED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SHORTEST = 20  # milliseconds a frame: what is shorter, browsers show slower
 SAMPLED = 24  # frames that a GIF's one palette is made of
+GREYS, RAMP = 52, 64  # of a GIF's 256 colours: levels of grey, and steps of the map's own colours
+NEUTRAL = 6  # colours whose channels differ less are greys
 FRAMES = 96  # of a longer way
 SECONDS = 8.0
 
@@ -54,7 +57,10 @@ def animate(
     letters = letter_size(round(factor * max(volume.millimetres(view))))
     beside = _beside(volume, view, factor, letters, caption)
     made = (_frame(volume, view, number, factor, letters, beside) for number in numbers)
-    return animation(made, seconds=seconds, suffix=suffix, count=len(numbers), told=told)
+    ramp = colourise(np.linspace(lower_bound(volume.colormap), 1, RAMP)[None], volume.colormap)
+    marks = np.array([[DARK_PAPER, LIGHT_INK, ACCENT, *(colour for _, colour, _ in volume.outlines)]], np.uint8)
+    keep = np.concatenate([ramp, marks], axis=1)
+    return animation(made, seconds=seconds, suffix=suffix, count=len(numbers), keep=keep, told=told)
 
 
 def animation(
@@ -63,12 +69,14 @@ def animation(
     seconds: float = SECONDS,
     suffix: str = ".gif",
     count: int | None = None,
+    keep: Picture | None = None,
     told: Told | None = None,
 ) -> bytes:
     """Pictures (H,W,3) of one size -> the bytes of an animated `.gif` or `.webp`, again and again, `seconds` a round.
 
     A GIF has one palette, of 256 colours that all its pictures have in common; nothing is dithered, so that a value's colour
-    is the same everywhere. `count`: of an iterator's pictures. `told(done, count)`: called after each picture.
+    is the same everywhere. `keep` (…,3): colours that it must have. `count`: of an iterator's pictures. `told(done, count)`:
+    called after each picture.
     """
     if suffix.lower() not in ANIMATED:
         raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATED)}")
@@ -78,7 +86,7 @@ def animation(
             f"{len(kept)} pictures of {len({one.shape for one in kept})} sizes; expected some, of one size"
         )
     kind, options = ANIMATED[suffix.lower()]
-    images = _in_one_palette(kept) if kind == "GIF" else _images(kept)
+    images = _in_one_palette(kept, np.zeros((0, 3), np.uint8) if keep is None else keep) if kind == "GIF" else _images(kept)
     stream = io.BytesIO()
     try:
         first, *rest = images
@@ -111,15 +119,31 @@ def _images(pictures: Sequence[Picture]) -> "list[Image]":
     return [Image.fromarray(one) for one in pictures]
 
 
-def _in_one_palette(pictures: Sequence[Picture]) -> "list[Image]":
-    """Of 256 colours, found on the pixels of pictures from all over the way."""
+def _in_one_palette(pictures: Sequence[Picture], keep: Picture) -> "list[Image]":
+    """In 256 colours: greys, those to be kept, and what is best for all others, in pictures from all over the way."""
     from PIL import Image
 
+    levels = np.rint(np.linspace(0, 255, GREYS)).astype(np.uint8)
+    fixed = np.unique(np.concatenate([levels[:, None].repeat(3, axis=1), keep.reshape(-1, 3)]), axis=0)[:255]
     some = np.unique(np.linspace(0, len(pictures) - 1, min(SAMPLED, len(pictures))).round().astype(int))
-    colours = np.concatenate([pictures[i].reshape(-1, 3) for i in some])
-    colours = np.unique(colours, axis=0)[None]  # once each: else the many greys leave no colour for the few hot pixels
-    palette = Image.fromarray(colours).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1)
+    # each colour once: else the many dark pixels would leave nothing to the few hot ones
+    mixed = _distinct([pictures[i] for i in some])
+    found = Image.fromarray(mixed[None]).quantize(256 - len(fixed), method=Image.Quantize.MEDIANCUT, kmeans=1)
+    others = np.asarray(found.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed)]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(np.concatenate([fixed, others]).tobytes())
     return [Image.fromarray(one).quantize(palette=palette, dither=Image.Dither.NONE) for one in pictures]
+
+
+def _distinct(pictures: Sequence[Picture]) -> Picture:
+    """(M,3): the colours of pictures that are no greys, each once; black where all are."""
+    present = np.zeros(1 << 24, np.bool_)
+    for one in pictures:
+        present[one.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
+    numbers = np.flatnonzero(present)
+    colours = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1).astype(np.uint8)
+    coloured = colours[np.ptp(colours, axis=1) > NEUTRAL]
+    return coloured if len(coloured) else np.zeros((1, 3), np.uint8)
 
 
 def _beside(volume: Volume, view: View, factor: float, letters: int, caption: str) -> Picture:
