@@ -11,10 +11,11 @@ from camscope.render.overlay import not_covered, overlay, pale
 from camscope.render.panel import beside, captioned, colour_bar, levelled, padded, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
 from camscope.render.planes import planes
+from camscope.render.projection import projection
 from camscope.render.scale import Scale, scaled, shown
 from camscope.render.shapes import Box, boxes, contours, draw_boxes, draw_contours, draw_marker
 from camscope.render.sheet import Cell, sheet
-from camscope.render.slices import projection, slices
+from camscope.render.slices import slices
 from camscope.render.text import text_tile
 from camscope.render.trace import trace
 from camscope.render.volume import Volume

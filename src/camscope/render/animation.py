@@ -10,16 +10,17 @@ import numpy as np
 from camscope.errors import ImageError, InputError
 from camscope.render.colour import colourise, lower_bound
 from camscope.render.compass import View
-from camscope.render.frames import chosen_frames
+from camscope.render.frames import evenly
 from camscope.render.panel import padded
 from camscope.render.picture import DARK_PAPER, LIGHT_INK, Picture, checked_picture
-from camscope.render.viewer import ACCENT, beside_bar, framed, letter_size, position, put
-from camscope.render.volume import Volume, Voxel
+from camscope.render.slab import drawn
+from camscope.render.viewer import ACCENT, framed, letter_size, middle, numbered, of_the_peak, put, told
+from camscope.render.volume import Volume
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Told = Callable[[int, int], None]
+Watch = Callable[[int, int], None]
 
 ANIMATED: dict[str, tuple[str, dict[str, Any]]] = {
     ".gif": ("GIF", {"optimize": False, "disposal": 1}),
@@ -42,17 +43,15 @@ def animate(
     most: int = FRAMES,
     size: int | None = None,
     caption: str = "",
-    told: Told | None = None,
+    watch: Watch | None = None,
 ) -> bytes:
     """(D,H,W) -> the bytes of an animation through the slices along an axis, again and again, `seconds` a round.
 
     `axis`: as in `slices`. Every slice, or `most` of them evenly spread, the peak's among them: its number is coloured.
-    One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `planes`; `told`: as in `animation`.
+    One scale; the bar, the peak and the legend stay beside it. `size`, `caption`: as in `planes`; `watch`: as in `animation`.
     """
     view = volume.view(axis)
-    numbers = chosen_frames(
-        volume.strengths.transpose(view.normal, view.rows, view.columns), most, volume.peak[view.normal]
-    )
+    numbers = evenly(volume.shape[view.normal], most, volume.peak[view.normal])
     factor = volume.finest(size)
     letters = letter_size(round(factor * max(volume.millimetres(view))))
     beside = _beside(volume, view, factor, letters, caption)
@@ -60,7 +59,7 @@ def animate(
     ramp = colourise(np.linspace(lower_bound(volume.colormap), 1, RAMP)[None], volume.colormap)
     marks = np.array([[DARK_PAPER, LIGHT_INK, ACCENT, *(colour for _, colour, _ in volume.outlines)]], np.uint8)
     keep = np.concatenate([ramp, marks], axis=1)
-    return animation(made, seconds=seconds, suffix=suffix, count=len(numbers), keep=keep, told=told)
+    return animation(made, seconds=seconds, suffix=suffix, count=len(numbers), keep=keep, watch=watch)
 
 
 def animation(
@@ -70,23 +69,25 @@ def animation(
     suffix: str = ".gif",
     count: int | None = None,
     keep: Picture | None = None,
-    told: Told | None = None,
+    watch: Watch | None = None,
 ) -> bytes:
     """Pictures (H,W,3) of one size -> the bytes of an animated `.gif` or `.webp`, again and again, `seconds` a round.
 
     A GIF has one palette, of 256 colours that all its pictures have in common; nothing is dithered, so that a value's colour
-    is the same everywhere. `keep` (…,3): colours that it must have. `count`: of an iterator's pictures. `told(done, count)`:
+    is the same everywhere. `keep` (…,3): colours that it must have. `count`: of an iterator's pictures. `watch(done, count)`:
     called after each picture.
     """
     if suffix.lower() not in ANIMATED:
         raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATED)}")
-    kept = list(_told(pictures, len(pictures) if isinstance(pictures, Sequence) else count, told))
+    kept = list(_watched(pictures, len(pictures) if isinstance(pictures, Sequence) else count, watch))
     if not kept or len({one.shape for one in kept}) > 1:
         raise InputError(
             f"{len(kept)} pictures of {len({one.shape for one in kept})} sizes; expected some, of one size"
         )
     kind, options = ANIMATED[suffix.lower()]
-    images = _in_one_palette(kept, np.zeros((0, 3), np.uint8) if keep is None else keep) if kind == "GIF" else _images(kept)
+    images = (
+        _in_one_palette(kept, np.zeros((0, 3), np.uint8) if keep is None else keep) if kind == "GIF" else _images(kept)
+    )
     stream = io.BytesIO()
     try:
         first, *rest = images
@@ -98,11 +99,13 @@ def animation(
     return stream.getvalue()
 
 
-def _told(pictures: Sequence[Picture] | Iterator[Picture], count: int | None, told: Told | None) -> Iterator[Picture]:
+def _watched(
+    pictures: Sequence[Picture] | Iterator[Picture], count: int | None, watch: Watch | None
+) -> Iterator[Picture]:
     for done, picture in enumerate(pictures, 1):
         yield checked_picture(picture)
-        if told is not None:
-            told(done, done if count is None else count)
+        if watch is not None:
+            watch(done, done if count is None else count)
 
 
 def _durations(count: int, seconds: float) -> list[int]:
@@ -147,19 +150,13 @@ def _distinct(pictures: Sequence[Picture]) -> Picture:
 
 
 def _beside(volume: Volume, view: View, factor: float, letters: int, caption: str) -> Picture:
-    from camscope.render.viewer import peak_words
-
-    words = [caption, *([] if volume.warning or not volume.alpha else peak_words(volume, volume.peak))]
-    return beside_bar(volume, letters, factor, round(factor * volume.millimetres(view)[0]), words)
+    return told(volume, letters, factor, round(factor * volume.millimetres(view)[0]), [caption, *of_the_peak(volume)])
 
 
 def _frame(volume: Volume, view: View, number: int, factor: float, letters: int, beside: Picture) -> Picture:
-    middle = [length // 2 for length in volume.shape]
-    middle[view.normal] = number
-    voxel: Voxel = (middle[0], middle[1], middle[2])
     ink = ACCENT if number == volume.peak[view.normal] and not volume.warning else LIGHT_INK
-    title = f"{view.name} {number}{position(volume, voxel, view.normal)}"
-    plane = framed(volume.drawn(view, number, factor), title, view.edges(volume.letters), letters, ink=ink)
+    title = numbered(volume, view, middle(volume, view, number))
+    plane = framed(drawn(volume, view, number, factor), title, view.edges(volume.letters), letters, ink=ink)
     left = plane.shape[1] + letters
     out = padded(
         plane,

@@ -13,14 +13,18 @@ from camscope.render.picture import Picture
 MOST = 12
 
 
-def chosen_frames(values: NDArray[np.floating], most: int = MOST, peak: int | None = None) -> list[int]:
-    """(D,H,W) -> which of D frames to show: evenly spread, the one with the largest value, or `peak`, among them.
+def chosen_frames(values: NDArray[np.floating], most: int = MOST) -> list[int]:
+    """(D,H,W) -> which of D frames to show: evenly spread, the one with the largest value among them.
 
     >>> chosen_frames(np.zeros((3, 1, 1))), len(chosen_frames(np.zeros((100, 1, 1))))
     ([0, 1, 2], 12)
     """
-    frames = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
-    peak = int(values.reshape(len(values), -1).max(1).argmax()) if peak is None else peak
+    return evenly(len(values), most, int(values.reshape(len(values), -1).max(1).argmax()))
+
+
+def evenly(length: int, most: int, peak: int) -> list[int]:
+    """Of so many frames at most `most`, evenly spread, one of them put where the peak is."""
+    frames = np.unique(np.linspace(0, length - 1, min(most, length)).round().astype(int))
     frames[np.abs(frames - peak).argmin()] = peak
     return [int(frame) for frame in frames]
 

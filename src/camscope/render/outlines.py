@@ -40,7 +40,7 @@ def draw_outlines(image: Picture, found: Outlines) -> Picture:
     out = checked_picture(image).copy()
     for _, colour, inside in found:
         ratio = np.divide(out.shape[:2], inside.shape)
-        for polygon in contours(inside, 1) if inside.any() else []:
+        for polygon in contours(inside.astype(np.float32), 1):
             draw_line(out, polygon * ratio, colour)
     return out
 
@@ -70,7 +70,7 @@ def _inside(name: str, mask: ArrayLike, size: tuple[int, ...]) -> NDArray[np.boo
         raise InputError(f"the mask {name or ''} holds {array.dtype} or NaN; expected True and False, or numbers")
     if array.shape != size:
         raise GeometryError(f"the mask {name or ''} is {array.shape} and the picture {size}; expected one size")
-    return array != 0
+    return np.asarray(array != 0)
 
 
 def _piece(name: str, colour: Colour, size: int, width: int | None) -> Picture:

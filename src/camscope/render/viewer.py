@@ -6,6 +6,7 @@ import numpy as np
 
 from camscope.render.colour import DIVERGING
 from camscope.render.compass import View, axis_of, located
+from camscope.render.legend import cut
 from camscope.render.outlines import key
 from camscope.render.panel import AMBER, colour_bar, padded, written
 from camscope.render.picture import DARK_PAPER, LIGHT_INK, Colour, Picture
@@ -16,7 +17,6 @@ ACCENT: Colour = (0, 229, 255)  # of the peak and the cross hairs
 DEEP: Colour = (0, 96, 120)  # the same on the pale picture below a signed map
 GAP = 9  # pixels between a cross hair's arms and its middle: the spot itself stays free
 NICE = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # millimetres of a ruler
-ROOM = 190  # pixels of what is said, at least
 
 
 def line(text: str, size: int, *, ink: Colour = LIGHT_INK, width: int | None = None, lines: int = 1) -> Picture:
@@ -103,6 +103,18 @@ def stacked(rows: Sequence[Sequence[Picture]], gap: int = 0) -> Picture:
     return np.concatenate(bands)
 
 
+def numbered(volume: Volume, view: View, voxel: Voxel) -> str:
+    """A plane's name and number: `axial 17`, `axis 0: 17`, and where it lies."""
+    apart = " " if view.name.isalpha() else ": "
+    return f"{view.name}{apart}{voxel[view.normal]}{position(volume, voxel, view.normal)}"
+
+
+def middle(volume: Volume, view: View, number: int) -> Voxel:
+    """The voxel in the middle of a slice."""
+    depth, row, column = (number if axis == view.normal else length // 2 for axis, length in enumerate(volume.shape))
+    return depth, row, column
+
+
 def position(volume: Volume, voxel: Voxel, normal: int) -> str:
     """Where a slice lies: ` · S 12.0 mm` in the world, ` · 85.0 mm` from the first slice, or nothing."""
     if volume.matrix is not None:
@@ -110,32 +122,27 @@ def position(volume: Volume, voxel: Voxel, normal: int) -> str:
     return f" · {voxel[normal] * volume.voxel[normal]:.1f} mm" if volume.measured else ""
 
 
-def beside_bar(
-    volume: Volume, size: int, factor: float, height: int, words: Sequence[str], *, width: int = ROOM
-) -> Picture:
-    """(h,w,3), about `height` rows: the bar with the raw range, words, the masks' legend, a ruler, a warning."""
+def told(volume: Volume, size: int, factor: float, height: int, words: Sequence[str], *, bar: bool = True) -> Picture:
+    """(h,w,3), about `height` rows: a warning, the bar with the raw range, words, the masks' legend, a ruler."""
     edge, gap = max(2, size // 4), size // 2
-    pieces = [line(word, size) for word in words if word]
-    pieces += [padded(piece, left=edge, paper=DARK_PAPER) for piece in key(volume.outlines, size, width=width)]
+    wide = 12 * size
+    above = [] if volume.warning is None else [text_tile(volume.warning, size, width=wide, lines=4, paper=AMBER)]
+    below = [line(cut(part), size) for word in words for part in word.split(" · ") if part]
+    below += [padded(piece, left=edge, paper=DARK_PAPER) for piece in key(volume.outlines, size)]
     if volume.measured:
-        pieces.append(padded(ruler(factor, width // 2, size), left=edge, paper=DARK_PAPER))
-    above = [] if volume.warning is None else [text_tile(volume.warning, size, width=width, lines=4, paper=AMBER)]
-    if volume.alpha > 0:
-        rest = height - sum(piece.shape[0] + gap for piece in (*above, *pieces)) - 2 * gap
-        bar = colour_bar(
-            min(260, max(6 * size, rest)),
-            *volume.ends,
-            volume.colormap,
-            width=size,
-            size=size,
-            ink=LIGHT_INK,
-            paper=DARK_PAPER,
-        )
-        above.append(padded(bar, left=edge, bottom=gap // 2, paper=DARK_PAPER))
-    spaced = [padded(piece, bottom=gap, paper=DARK_PAPER) for piece in (*above, *pieces)]
-    wide = max([width, *(piece.shape[1] for piece in spaced)])
-    blank = np.full((1, wide, 3), DARK_PAPER, np.uint8)
-    return np.concatenate([blank, *(padded(one, right=wide - one.shape[1], paper=DARK_PAPER) for one in spaced)])
+        below.append(padded(ruler(factor, wide // 2, size), left=edge, paper=DARK_PAPER))
+    if bar and volume.alpha > 0:
+        room = height - sum(piece.shape[0] + gap for piece in (*above, *below)) - 2 * gap
+        above.append(padded(_bar(volume, size, room), left=edge, bottom=gap // 2, paper=DARK_PAPER))
+    pieces = [padded(piece, bottom=gap, paper=DARK_PAPER) for piece in (*above, *below)]
+    wide = max([wide, *(piece.shape[1] for piece in pieces)])
+    top = np.full((1, wide, 3), DARK_PAPER, np.uint8)
+    return np.concatenate([top, *(padded(one, right=wide - one.shape[1], paper=DARK_PAPER) for one in pieces)])
+
+
+def _bar(volume: Volume, size: int, room: int) -> Picture:
+    height = min(260, max(6 * size, room))
+    return colour_bar(height, *volume.ends, volume.colormap, width=size, size=size, ink=LIGHT_INK, paper=DARK_PAPER)
 
 
 def ruler(factor: float, width: int, size: int) -> Picture:
@@ -160,6 +167,11 @@ def turned(view: View, volume: Volume) -> str:
 def peak_words(volume: Volume, at: Voxel) -> list[str]:
     """What the map says at a voxel, and where that lies."""
     value = float(volume.values[at])
-    words = [f"{'peak' if at == volume.peak and value else 'value'} {written(value, value, value)}"]
-    words.append(f"voxel {at[0]}, {at[1]}, {at[2]}")
+    what = "peak" if at == volume.peak and not volume.warning else "value"
+    words = [f"{what} {written(value, value, value)}", f"voxel {at[0]}, {at[1]}, {at[2]}"]
     return words if volume.matrix is None else [*words, f"{'  '.join(located(volume.matrix, at))} mm"]
+
+
+def of_the_peak(volume: Volume) -> list[str]:
+    """The peak's words, of a map that has one and is shown."""
+    return peak_words(volume, volume.peak) if volume.alpha > 0 and not volume.warning else []

@@ -1,4 +1,4 @@
-"""A volume with a map over it: what its pictures need to know, once, and its slices as they are drawn."""
+"""A volume with a map over it: what all its pictures need to know, found once."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.render import compass
 from camscope.render.colour import DIVERGING
-from camscope.render.outlines import Masks, Outlines, draw_outlines, outlines
-from camscope.render.overlay import overlay, pale
+from camscope.render.outlines import Masks, Outlines, outlines
 from camscope.render.picture import Picture, Values
-from camscope.render.scale import Scale, between, shown_ends
+from camscope.render.scale import Scale, shown_ends
 
 Voxel = tuple[int, int, int]
 TAILS = (0.5, 99.5)  # per cent: greys between these are told apart, unless a window says which
@@ -147,7 +146,7 @@ class Volume:
             return np.full(numbers.shape, 128, np.uint8)
         numbers -= low
         numbers *= 255 / (high - low)
-        return np.rint(numbers.clip(0, 255)).astype(np.uint8)
+        return np.asarray(np.rint(numbers.clip(0, 255)), np.uint8)
 
     def expected(self, at: tuple[int, ...] | None) -> Voxel:
         """A voxel that the volume has; None: the peak."""
@@ -159,58 +158,16 @@ class Volume:
 
     def millimetres(self, view: compass.View) -> tuple[float, float]:
         """Height and width of a slice."""
-        return (
-            self.shape[view.rows] * self.voxel[view.rows],
-            self.shape[view.columns] * self.voxel[view.columns],
-        )
+        return self.extent[view.rows], self.extent[view.columns]
+
+    @property
+    def extent(self) -> tuple[float, float, float]:
+        """Millimetres of each axis."""
+        depth, height, width = (length * one for length, one in zip(self.shape, self.voxel, strict=True))
+        return depth, height, width
 
     def finest(self, size: int | None) -> float:
         """Pixels a millimetre, one number for every picture of the volume. `size`: of its longest side."""
-        longest = max(length * one for length, one in zip(self.shape, self.voxel, strict=True))
+        longest = max(self.extent)
         own = round(longest / min(self.voxel))
         return (min(LARGEST, max(SMALLEST, own)) if size is None else size) / longest
-
-    def drawn(self, view: compass.View, index: int, factor: float) -> Picture:
-        """(h,w,3): one slice with its part of the map, at `factor` pixels a millimetre."""
-        return self.laid(
-            view,
-            view.of(self.grey)[index],
-            view.of(self.values)[index],
-            None if self.covered is None else view.of(self.covered)[index],
-            [(name, colour, view.of(inside)[index]) for name, colour, inside in self.outlines],
-            factor,
-        )
-
-    def laid(
-        self,
-        view: compass.View,
-        grey: Picture,
-        values: Values,
-        covered: NDArray[np.bool_] | None,
-        masks: Outlines,
-        factor: float,
-    ) -> Picture:
-        """(h,w,3): a picture and a map that are of `view`, one over the other in the volume's colours and proportions.
-
-        Numbers are brought to the pixels before they are coloured: between two voxels lies what lies between their values.
-        """
-        size = tuple(max(1, round(length * factor)) for length in self.millimetres(view))
-        rgb = resized(grey, size)
-        if rgb.ndim == 2:
-            rgb = np.repeat(rgb[..., None], 3, axis=2)
-        numbers = resized(between(np.asarray(values, np.float32), *self.ends, self.colormap), size)
-        known = None if covered is None else resized(covered.astype(np.uint8), size, exact=True) > 0
-        if self.colormap == DIVERGING and self.alpha > 0:
-            rgb = pale(rgb)
-        drawn = overlay(rgb, numbers, alpha=self.alpha, colormap=self.colormap, covered=known)
-        return draw_outlines(drawn, masks)
-
-
-def resized(plane: NDArray[Any], size: tuple[int, ...], *, exact: bool = False) -> NDArray[Any]:
-    """(h,w) or (h,w,3) at another size: means of pixels where it shrinks, linear where it grows; `exact`: nothing between."""
-    import cv2
-
-    rows, columns = plane.shape[:2]
-    smaller = size[0] <= rows and size[1] <= columns
-    method = cv2.INTER_NEAREST if exact else cv2.INTER_AREA if smaller else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(np.ascontiguousarray(plane), (size[1], size[0]), interpolation=method), plane.dtype)
