@@ -1,12 +1,13 @@
 """Pictures from arrays: pure functions, uint8 (H,W,3) RGB in and out; maps are (H,W), 0..1, or -1..1 where signed."""
 
-from camscope.render.animation import ANIMATED, animate, animation
+from camscope.render.animation import ANIMATED, SECONDS, Watch, animate, animation
 from camscope.render.channels import channel_grid
 from camscope.render.chart import Curve, axis, chart
 from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
+from camscope.render.compass import spacing_of_cells, world_of_cells
 from camscope.render.frames import MOST, chosen_frames, frames
 from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
-from camscope.render.outlines import OUTLINE, draw_outlines, key_below, outlines
+from camscope.render.outlines import OUTLINE, Masks, draw_outlines, key_below, outlines
 from camscope.render.overlay import not_covered, overlay, pale
 from camscope.render.panel import beside, captioned, colour_bar, levelled, padded, panel
 from camscope.render.picture import FORMATS, Picture, encode, fitted
@@ -28,14 +29,17 @@ __all__ = [
     "MOST",
     "OUTLINE",
     "PERCEPTUAL",
+    "SECONDS",
     "SWATCHES",
     "Box",
     "Cell",
     "Curve",
     "Entry",
+    "Masks",
     "Picture",
     "Scale",
     "Volume",
+    "Watch",
     "animate",
     "animation",
     "axis",
@@ -71,7 +75,9 @@ __all__ = [
     "sheet",
     "shown",
     "slices",
+    "spacing_of_cells",
     "swatches",
     "text_tile",
     "trace",
+    "world_of_cells",
 ]

@@ -77,6 +77,26 @@ def spacing(world: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(along[0]), float(along[1]), float(along[2])
 
 
+def world_of_cells(world: ArrayLike | None, cells: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """(4,4) of an image's voxels and (3,4) from the edges of a map's cells to those of the voxels -> (4,4) of the cells.
+
+    The world counts from a voxel's centre, which is 0.5 on its edges.
+    """
+    if world is None:
+        return None
+    place, shift = np.eye(4), np.eye(4)
+    place[:3], shift[:3, 3] = cells, 0.5
+    return np.asarray(checked_world(world) @ np.linalg.inv(shift) @ place @ shift)
+
+
+def spacing_of_cells(spacing: ArrayLike | None, cells: NDArray[np.float64]) -> tuple[float, float, float] | None:
+    """Millimetres a cell, of millimetres a voxel and (3,4) from the cells' edges to the voxels'."""
+    if spacing is None:
+        return None
+    along = np.sqrt(((cells[:, :3] * np.asarray(spacing, np.float64)[:, None]) ** 2).sum(0))
+    return float(along[0]), float(along[1]), float(along[2])
+
+
 def letters(world: NDArray[np.float64]) -> tuple[Letters, Letters, Letters]:
     """The letters at the low and the high end of each array axis; of an oblique volume the nearest.
 

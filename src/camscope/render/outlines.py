@@ -41,7 +41,7 @@ def draw_outlines(image: Picture, found: Outlines) -> Picture:
     for _, colour, inside in found:
         ratio = np.divide(out.shape[:2], inside.shape)
         for polygon in contours(inside.astype(np.float32), 1):
-            draw_line(out, polygon * ratio, colour)
+            draw_line(out, polygon * ratio, colour, thin=True)
     return out
 
 

@@ -21,6 +21,9 @@ from camscope.render.viewer import (
 )
 from camscope.render.volume import Volume, Voxel
 
+BARE = 240  # rows of a picture below which words would leave no room for the planes
+EDGE = 8
+
 
 def planes(
     volume: Volume,
@@ -39,10 +42,10 @@ def planes(
     picture instead; `caption`: words to be shown; `bar`: with the colours' bar and the value in numbers.
     """
     voxel, factor = volume.expected(at), volume.finest(size)
-    letters = letter_size(round(factor * max(volume.extent)))
-    if height is not None:
-        letters = letter_size(height // 2)
-        factor = _factor(volume, height, letters)
+    if height is not None and height < BARE:
+        return _bare(volume, voxel, height)
+    letters = letter_size(round(factor * max(volume.extent)) if height is None else height // 2)
+    factor = factor if height is None else _factor(volume, height, letters)
     first, second, third = (_cell(volume, view, voxel, factor, letters) for view in volume.views)
     head = line("", letters).shape[0]
     words = [caption, *(peak_words(volume, voxel) if bar and volume.alpha > 0 else [])]
@@ -51,6 +54,14 @@ def planes(
     picture = stacked([[first, beside], [second, third]])
     picture = padded(picture, letters // 2, letters // 2, 0, letters // 2, paper=DARK_PAPER)
     return picture if height is None else fitted(picture, height)
+
+
+def _bare(volume: Volume, voxel: Voxel, height: int) -> Picture:
+    """(height,w,3): the planes alone, for there is no room for words."""
+    factor = (height - EDGE) / sum(volume.millimetres(view)[0] for view in volume.views[:2])
+    first, second, third = (_marked(volume, view, voxel, factor) for view in volume.views)
+    nothing = np.full((first.shape[0], third.shape[1], 3), DARK_PAPER, np.uint8)
+    return fitted(stacked([[first, nothing], [second, third]], gap=EDGE // 2), height)
 
 
 def _factor(volume: Volume, height: int, letters: int) -> float:
@@ -63,8 +74,13 @@ def _factor(volume: Volume, height: int, letters: int) -> float:
 
 def _cell(volume: Volume, view: View, voxel: Voxel, factor: float, letters: int) -> Picture:
     """One plane in its frame."""
+    plane = _marked(volume, view, voxel, factor)
+    return framed(plane, numbered(volume, view, voxel), view.edges(volume.letters), letters)
+
+
+def _marked(volume: Volume, view: View, voxel: Voxel, factor: float) -> Picture:
+    """One plane with its cross hairs."""
     plane = drawn(volume, view, voxel[view.normal], factor)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.rows], volume.shape[view.columns]))
     row, column = np.multiply(view.place(voxel, volume.shape), ratio)
-    marked = crossed(plane, row, column, accent(volume))
-    return framed(marked, numbered(volume, view, voxel), view.edges(volume.letters), letters)
+    return crossed(plane, row, column, accent(volume))

@@ -106,12 +106,12 @@ def _corners(box: Box) -> NDArray[np.float64]:
     return np.array([(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)], dtype=np.float64)
 
 
-def draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour) -> None:
+def draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour, *, thin: bool = False) -> None:
     """A closed line on `out` itself, over a wider one of the opposite lightness: it shows on any photograph."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL).astype(np.int32)
-    width, rim = line_width(out) + 1, max(1, line_width(out) // 2)
+    width, rim = line_width(out) + (not thin), max(1, line_width(out) // 2)
     for ink, thickness in ((DARK if sum(colour) > 300 else LIGHT, width + 2 * rim), (colour, width)):
         cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL)
 

@@ -35,7 +35,7 @@ def slices(
     height, width = volume.millimetres(view)
     columns = columns or _columns(len(numbers), height / width)
     factor = min(volume.finest(None), WIDTH / columns / width) if size is None else size / max(height, width)
-    letters = letter_size(round(columns * factor * width) // 3)
+    letters = letter_size(round(0.4 * columns * factor * width))
     cells = [_cell(volume, view, number, factor, letters) for number in numbers]
     blank = np.full_like(cells[0], DARK_PAPER)
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
@@ -64,4 +64,4 @@ def _cell(volume: Volume, view: View, number: int, factor: float, letters: int) 
 def _columns(count: int, ratio: float) -> int:
     """So many that the grid is about half as wide again as it is high, and few places stay empty. `ratio`: of a slice."""
     best = max(1, min(count, round((count * 1.5 * ratio) ** 0.5)))
-    return min(range(best, min(count, best + 2) + 1), key=lambda columns: -count % columns)
+    return min(range(max(1, best - 1), min(count, best + 1) + 1), key=lambda columns: -count % columns)
