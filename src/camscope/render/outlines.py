@@ -66,10 +66,11 @@ def key_below(image: Picture, found: Outlines) -> Picture:
 
 def _inside(name: str, mask: ArrayLike, size: tuple[int, ...]) -> NDArray[np.bool_]:
     array: NDArray[Any] = np.asarray(mask)
+    what = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
-        raise InputError(f"the mask {name or ''} holds {array.dtype} or NaN; expected True and False, or numbers")
+        raise InputError(f"{what} holds {array.dtype} or NaN; expected True and False, or numbers")
     if array.shape != size:
-        raise GeometryError(f"the mask {name or ''} is {array.shape} and the picture {size}; expected one size")
+        raise GeometryError(f"{what} is {array.shape} and the picture {size}; expected one size")
     return np.asarray(array != 0)
 
 

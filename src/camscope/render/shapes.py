@@ -111,7 +111,8 @@ def draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour, *, thi
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL).astype(np.int32)
-    width, rim = line_width(out) + (not thin), max(1, line_width(out) // 2)
+    width = max(2, line_width(out)) if thin else line_width(out) + 1
+    rim = max(1, line_width(out) // 2)
     for ink, thickness in ((DARK if sum(colour) > 300 else LIGHT, width + 2 * rim), (colour, width)):
         cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL)
 

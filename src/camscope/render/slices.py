@@ -64,4 +64,5 @@ def _cell(volume: Volume, view: View, number: int, factor: float, letters: int) 
 def _columns(count: int, ratio: float) -> int:
     """So many that the grid is about half as wide again as it is high, and few places stay empty. `ratio`: of a slice."""
     best = max(1, min(count, round((count * 1.5 * ratio) ** 0.5)))
-    return min(range(max(1, best - 1), min(count, best + 1) + 1), key=lambda columns: -count % columns)
+    near = range(max(1, best - 1), min(count, best + 1) + 1)
+    return min(near, key=lambda columns: (-count % columns, abs(columns - best), -columns))
