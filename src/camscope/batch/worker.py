@@ -1,6 +1,5 @@
 """Worker: the rows of some images, whose passes are shared, each image failing for itself."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from camscope.batch.reading import Loaded
 from camscope.cards import digest
 from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.clock import Clock
 from camscope.explainers.facts import in_words
 from camscope.explainers.inputs import ALONE, Item, known, picture_of
 from camscope.explainers.run import run
@@ -118,32 +118,30 @@ class Worker:
         """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
         if batch.x is None:
             return [row for one in batch.images for row in self._failed(one, one.error or "")]
-        begin = time.perf_counter()
         try:
-            found = self._explained(batch.images, batch.x, draw)
+            return self._explained(batch.images, batch.x, draw)
         except OF_THE_RUN:
             raise
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            found, why = None, str(error)
+            why = str(error)
         except torch.OutOfMemoryError as error:
-            found, why = None, f"out of memory, alone: {error}"
+            why = f"out of memory, alone: {error}"
         except Exception as error:
-            found, why = None, f"{type(error).__name__}: {error}"
-        if found is None:  # only here, where the error is gone, and with it what the pass that failed held
-            torch.cuda.empty_cache()
-            return self._apart(batch, draw, why)
-        seconds = (time.perf_counter() - begin) / max(1, sum(map(len, found)))
-        return [{**row, "seconds": seconds} for own in found for row in own]
+            why = f"{type(error).__name__}: {error}"
+        torch.cuda.empty_cache()  # only here, where the error is gone, and with it what the pass that failed held
+        return self._apart(batch, draw, why)
 
-    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[list[dict[str, Any]]]:
-        """[image]: its rows."""
+    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[dict[str, Any]]:
+        """The rows, image by image."""
         items = [one.item for one in images if one.item is not None]
         each = [self.asked(one) for one in images]
         questions = [asked_of(self.tools[0], list(column), items, ALONE) for column in zip(*each, strict=True)]
         model = unwrap(self.tools[0].model)
-        runs = run(self.tools, x.to(*home(model), non_blocking=True), questions, warn=False)
+        clock = Clock()
+        runs = run(self.tools, x.to(*home(model), non_blocking=True), questions, watch=clock, warn=False)
+        seconds = [clock.of(tool) / (len(images) * len(questions)) for tool in self.tools]
         digits = digest(model)
         made = [
             explanations(tool, items, made, q, digits)
@@ -151,12 +149,15 @@ class Worker:
             for tool, made in zip(self.tools, runs, strict=True)
         ]
         return [
-            [self._found(one, row, n // len(self.tools), draw) for n, row in enumerate(own)]
+            self._found(one, row, n // len(self.tools), seconds[n % len(self.tools)], draw)
             for one, own in zip(images, zip(*made, strict=True), strict=True)
+            for n, row in enumerate(own)
         ]
 
-    def _found(self, one: Loaded, made: Explanation, which: int, draw: Drawing | None) -> dict[str, Any]:
-        row = rows.found(self._common(one), made, self._said(one, which), 0.0)
+    def _found(
+        self, one: Loaded, made: Explanation, which: int, seconds: float, draw: Drawing | None
+    ) -> dict[str, Any]:
+        row = rows.found(self._common(one), made, self._said(one, which), seconds)
         row["notes"] = [*row["notes"], *one.notes]
         return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
 
