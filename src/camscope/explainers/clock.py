@@ -16,6 +16,7 @@ class Clock:
         self._working, self._since = list[Method](), time.perf_counter()
 
     def __call__(self, tools: Sequence[Method]) -> None:
+        """These work from now on."""
         self._note()
         self._working = [tool for tool in tools if not isinstance(tool, Witness)]
         if self._watch is not None and self._working:

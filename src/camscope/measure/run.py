@@ -119,7 +119,7 @@ def measure(
     `random`. Started again, it goes on where it was. `told`: called with how many parts are done, of how many.
     """
     made = run if isinstance(run, Run) else Run(run)
-    plan = Measuring(made, chosen(metrics, masks is not None), _evidence(masks, made, categories))
+    plan = Measuring(made, chosen(metrics, masks is not None), evidence_for(masks, made, categories))
     store, parts = Store(output), Store(made.folder)
     store.begin(_facts(plan, masks, categories), overwrite=overwrite)
     todo, there = sorted(parts.finished()), store.finished()
@@ -171,7 +171,10 @@ class Measures:
         return rows.to_table() if where is None else Pieces(rows).take(Query(where).places(rows))
 
 
-def _evidence(masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str]) -> Evidence | None:
+def evidence_for(
+    masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str]
+) -> Evidence | None:
+    """What `masks` means for a run."""
     if masks is None or isinstance(masks, Evidence):
         return masks
     columns = run.dataset.schema.names

@@ -32,6 +32,7 @@ class Line:
     estimate: Estimate | None
     over_control: Estimate | None = None
     under_best: Estimate | None = None
+    parameters: str | None = None  # the digest of its settings
 
     @property
     def title(self) -> str:
@@ -65,7 +66,11 @@ def _of_metric(name: str, rows: Sequence[Mapping[str, Any]], groups: Mapping[int
     for row in rows:
         key = (row["method"], row["layer"], row["parameters"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
-    lines = {key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed)) for key, own in values.items()}
+    _hand_on_what_failed(values)
+    lines = {
+        key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed), parameters=key[2])
+        for key, own in values.items()
+    }
     up = METRICS[name].higher_is_better
     known = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
     order = sorted(lines, key=lambda key: -known.get(key, -np.inf) * (1 if up else -1) if key in known else np.inf)
@@ -76,6 +81,16 @@ def _of_metric(name: str, rows: Sequence[Mapping[str, Any]], groups: Mapping[int
     over = _compared(values, methods, controls[:1], sign, groups)
     under = _compared(values, methods[1:], methods[:1], sign, groups)
     return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
+
+
+def _hand_on_what_failed(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
+    """An image that failed has no layer and no settings: it is an undefined row of each of its method's."""
+    for nowhere in [key for key in values if key[1] is key[2] is None and not key[3]]:
+        others = [key for key in values if key[0] == nowhere[0] and key != nowhere and not key[3]]
+        for key in others:
+            values[key] |= {place: np.nan for place in values[nowhere] if place not in values[key]}
+        if others:
+            del values[nowhere]
 
 
 def _compared(

@@ -1,0 +1,186 @@
+"""Agreement: what maps of two methods have in common, image by image, and over the images in the mean.
+
+Of each image and target the Spearman correlation of raw maps, signs included, on the finer of their two grids; and whether the
+two are displayed alike, to 1e-4 of the maximum.
+"""
+
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.batch import Run
+from camscope.batch.manifest import arrow
+from camscope.batch.query import Query, by_image
+from camscope.batch.rows import FAILED, table_of
+from camscope.batch.store import Store
+from camscope.batch.threads import in_order
+from camscope.errors import UndefinedError
+from camscope.explainers.agreement import SAME
+from camscope.explanation import Explanation
+from camscope.geometry import Placement
+from camscope.metrics.similarity import ranks, unit
+from camscope.metrics.statistics import Estimate, estimated
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = Mapping[str, Any]
+Key = tuple[str, str | None, str | None]  # method, layer, and the digest of its settings
+KEY = ("method", "layer", "parameters")
+OTHER = tuple(f"other_{name}" for name in KEY)
+COLUMNS = {
+    "row": "int64", "id": "string", "target": "string", **dict.fromkeys((*KEY, *OTHER), "string"), "spearman": "float64",
+    "reason": "string", "same": "bool_",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`keys`: methods in the run's order; `estimates`: the mean correlation of the i-th and the j-th over images, i < j.
+
+    `groups`: of methods whose displayed maps are the same, of every image.
+    """
+
+    keys: Sequence[Key]
+    estimates: Mapping[tuple[int, int], Estimate]
+    groups: Sequence[Sequence[Key]]
+
+    def of(self, one: Key, other: Key) -> Estimate | None:
+        """The mean correlation of two of them; None where no image has one."""
+        i, j = sorted((self.keys.index(one), self.keys.index(other)))
+        return self.estimates.get((i, j))
+
+
+def agree(
+    run: Run,
+    output: str | os.PathLike[str],
+    group: Mapping[int, Hashable] | None = None,
+    *,
+    threads: int | None = None,
+    overwrite: bool = False,
+    told: Callable[[int, int], None] | None = None,
+) -> Agreement:
+    """Agreement of the methods of a run, with its values at `output`; started again, it goes on where it was.
+
+    `group`: by row, what an interval draws whole; default: the image.
+    """
+    store, parts = Store(output), Store(run.folder)
+    facts = {"made_with": {"run": run.facts["made_with"], "agreement": "spearman"}, "versions": run.facts["versions"]}
+    store.begin(facts, overwrite=overwrite)
+    pa, todo, there = arrow(), sorted(parts.finished()), store.finished()
+    columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
+    for done, chunk in enumerate(todo, start=1):
+        if chunk not in there:
+            rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
+            images = by_image(rows, Query().places(rows))
+            found = in_order(lambda own: list(pairs(run, own)), images, threads or os.cpu_count() or 1)
+            store.write(chunk, table_of([pair for own in found for pair in own], columns))
+        if told is not None:
+            told(done, len(todo))
+    return summed_up(table(output), keys_of(run), group)
+
+
+def table(folder: str | os.PathLike[str]) -> "pa.Table":
+    """row, id, target, a method's name, layer and settings, another's, `spearman` or the reason why there is none, `same`."""
+    store = Store(folder)
+    return (
+        arrow("dataset")
+        .dataset([str(store.path_of(chunk)) for chunk in sorted(store.finished())], format="parquet")
+        .to_table()
+    )
+
+
+def keys_of(run: Run) -> list[Key]:
+    """Every method of a run that has a map, in the order in which they come."""
+    rows = run.dataset.to_table(columns=list(KEY), filter=arrow("dataset").field("status") != FAILED)
+    each = zip(*(rows[name].to_pylist() for name in KEY), strict=True)
+    return list(dict.fromkeys(each))
+
+
+def pairs(run: Run, rows: Sequence[Row]) -> Iterator[Row]:
+    """What each two maps of an image have in common, target by target."""
+    maps = [row for row in rows if row["heat"] is not None]
+    for _, own in groupby(maps, lambda row: row["target"]):
+        some = list(own)
+        made = [run.explanation(row) for row in some]
+        known = _Ranked(made)
+        for i, j in combinations(range(len(some)), 2):
+            common = {name: some[i][name] for name in ("row", "id", "target")}
+            names = zip((*KEY, *OTHER), (some[n][name] for n in (i, j) for name in KEY), strict=True)
+            number, reason = known.correlation(i, j)
+            yield common | dict(names) | {"spearman": number, "reason": reason, "same": same(made[i], made[j])}
+
+
+def same(one: Explanation, other: Explanation) -> bool | None:
+    """Whether two maps are displayed alike; None where nothing is displayed of either."""
+    shown = [each.heatmap("grid") for each in (one, other)]
+    if not any(each.any() for each in shown):
+        return None
+    return one.grid == other.grid and bool(np.abs(shown[0] - shown[1]).max() <= SAME)
+
+
+def summed_up(pairs: "pa.Table", keys: Sequence[Key], group: Mapping[int, Hashable] | None = None) -> Agreement:
+    """Means over images, and who is the same throughout."""
+    numbers = {key: n for n, key in enumerate(keys)}
+    found: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    alike: dict[tuple[int, int], list[bool]] = {}
+    names = zip(*(pairs[name].to_pylist() for name in (*KEY, *OTHER)), strict=True)
+    values = (pairs[name].to_pylist() for name in ("row", "spearman", "same"))
+    for name, row, value, is_same in zip(names, *values, strict=True):
+        i, j = sorted((numbers[name[:3]], numbers[name[3:]]))
+        found.setdefault((i, j), []).append((row, np.nan if value is None else value))
+        alike.setdefault((i, j), []).extend([] if is_same is None else [is_same])
+    estimates = {pair: one for pair, own in found.items() if (one := _estimate(own, group)) is not None}
+    groups: list[list[int]] = []
+    for n in range(len(keys)):
+        home = next((each for each in groups if (own := alike.get((each[0], n))) and all(own)), None)
+        groups.append([n]) if home is None else home.append(n)
+    return Agreement(keys, estimates, [[keys[n] for n in each] for each in groups if len(each) > 1])
+
+
+def _estimate(own: Sequence[tuple[int, float]], group: Mapping[int, Hashable] | None) -> Estimate | None:
+    rows, values = zip(*own, strict=True)
+    try:
+        return estimated(values, [row if group is None else group[row] for row in rows])
+    except UndefinedError:
+        return None
+
+
+class _Ranked:
+    """The ranks of some maps, on each grid on which they are asked for, worked out once."""
+
+    def __init__(self, maps: Sequence[Explanation]) -> None:
+        self._maps, self._known = maps, dict[tuple[int, tuple[int, ...]], Any]()
+
+    def correlation(self, i: int, j: int) -> tuple[float | None, str | None]:
+        """Spearman's, or why there is none."""
+        grids = self._maps[i].grid, self._maps[j].grid
+        if len(grids[0]) != len(grids[1]):
+            return None, f"maps of {len(grids[0])} and of {len(grids[1])} axes"
+        finer = tuple(map(max, *grids))
+        one, other = (self._on(n, finer) for n in (i, j))
+        if one is None or other is None:
+            return None, "a map has one value everywhere, NaN or infinity"
+        return float(np.clip(one @ other, -1, 1)), None
+
+    def _on(self, n: int, grid: tuple[int, ...]) -> Any:
+        """(M,) ranks less their mean, of length 1; None of a map without an order."""
+        if (n, grid) not in self._known:
+            heat = self._maps[n].heat.astype(np.float64)
+            made = None
+            if np.isfinite(heat).all():
+                placed = heat if heat.shape == grid else Placement.identity(grid).project(heat)[0]
+                (row,) = unit(ranks(placed)[None])
+                made = None if np.isnan(row).any() else row
+            self._known[n, grid] = made
+        return self._known[n, grid]
+
+
+def folder_of(output: str | os.PathLike[str]) -> Path:
+    """Where the values lie, beside those of the metrics."""
+    return Path(output) / "agreement"
