@@ -107,21 +107,12 @@ def pairs(run: Run, rows: Sequence[Row]) -> Iterator[Row]:
     maps = [row for row in rows if row["heat"] is not None]
     for _, own in groupby(maps, lambda row: row["target"]):
         some = list(own)
-        made = [run.explanation(row) for row in some]
-        known = _Ranked(made)
+        known = _Maps([run.explanation(row) for row in some])
         for i, j in combinations(range(len(some)), 2):
             common = {name: some[i][name] for name in ("row", "id", "target")}
             names = zip((*KEY, *OTHER), (some[n][name] for n in (i, j) for name in KEY), strict=True)
             number, reason = known.correlation(i, j)
-            yield common | dict(names) | {"spearman": number, "reason": reason, "same": same(made[i], made[j])}
-
-
-def same(one: Explanation, other: Explanation) -> bool | None:
-    """Whether two maps are displayed alike; None where nothing is displayed of either."""
-    shown = [each.heatmap("grid") for each in (one, other)]
-    if not any(each.any() for each in shown):
-        return None
-    return one.grid == other.grid and bool(np.abs(shown[0] - shown[1]).max() <= SAME)
+            yield common | dict(names) | {"spearman": number, "reason": reason, "same": known.same(i, j)}
 
 
 def summed_up(pairs: "pa.Table", keys: Sequence[Key], group: Mapping[int, Hashable] | None = None) -> Agreement:
@@ -151,11 +142,20 @@ def _estimate(own: Sequence[tuple[int, float]], group: Mapping[int, Hashable] | 
         return None
 
 
-class _Ranked:
-    """The ranks of some maps, on each grid on which they are asked for, worked out once."""
+class _Maps:
+    """Maps of an image, with what is asked of each several times worked out once: its ranks on a grid, and how it is displayed."""
 
     def __init__(self, maps: Sequence[Explanation]) -> None:
         self._maps, self._known = maps, dict[tuple[int, tuple[int, ...]], Any]()
+        self._shown = [one.heatmap("grid") for one in maps]
+        self._empty = [not one.any() for one in self._shown]
+
+    def same(self, i: int, j: int) -> bool | None:
+        """Whether two maps are displayed alike; None where nothing is displayed of either."""
+        if self._empty[i] or self._empty[j]:
+            return None if self._empty[i] == self._empty[j] else False
+        one, other = self._shown[i], self._shown[j]
+        return one.shape == other.shape and bool(np.abs(one - other).max() <= SAME)
 
     def correlation(self, i: int, j: int) -> tuple[float | None, str | None]:
         """Spearman's, or why there is none."""
