@@ -78,22 +78,24 @@ class Collection:
 
     def photo(self, row: Mapping[str, Any]) -> Pixels:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
+        source = self.source(row)
+        expect_unchanged(row, source)
+        return read_photo(source).pixels
+
+    def source(self, row: Mapping[str, Any]) -> Any:
+        """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
         root, path = self.facts["root"], row["path"]
         try:
             with self._opening:
                 images = self._images
             if images is not None:
-                source = images[row["row"]]
-            else:
-                path = placed(path, Path(root["folder"]), confined=root["confined"])
-                source = bytes_of(path)
+                return images[row["row"]]
+            path = placed(path, Path(root["folder"]), confined=root["confined"])
+            return bytes_of(path)
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        if sha256_of(source) != row["sha256"]:
-            raise ImageError(f"{path}: it has changed since it was explained")
-        return read_photo(source).pixels
 
     @cached_property
     def _images(self) -> Numbered | None:
@@ -176,3 +178,9 @@ class Collection:
             for name, text in {"run": str(self.folder), **self.summary}.items()
         )
         return f"<table>{rows}</table>"
+
+
+def expect_unchanged(row: Mapping[str, Any], source: Any) -> None:
+    """ImageError unless what a row is of is to the byte what was explained."""
+    if sha256_of(source) != row["sha256"]:
+        raise ImageError(f"{row['path']}: it has changed since it was explained")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.batch import rows
+from camscope.batch.intake import expect_reducible, taken_in
 from camscope.batch.manifest import Manifest
 from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
@@ -16,18 +17,15 @@ from camscope.errors import LayerError, MissingExtraError, ModelError, Preproces
 from camscope.explainers import Explainer
 from camscope.explainers.clock import Clock
 from camscope.explainers.facts import in_words
-from camscope.explainers.inputs import ALONE, Item, known, picture_of
+from camscope.explainers.inputs import ALONE, Item, known
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
 from camscope.explainers.scope import home
 from camscope.explainers.together import expect_alike, explanations
-from camscope.explanation import Explanation, Pixels
+from camscope.explanation import Explanation
 from camscope.hooks.base import unwrap
-from camscope.images.photo import read_photo, read_reduced
-from camscope.images.preprocess import Preprocess
 from camscope.targets import Question
 
-MARGIN = 4  # twice leaves the maps' ranks correlated at 0.989, four times at 0.994 and more
 OF_THE_RUN = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that every image would have
 
 
@@ -49,7 +47,7 @@ class Batch:
 class Worker:
     """Explainers of one model, the questions for images whose row asks none, and what goes along.
 
-    `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, `MARGIN` times what it is resized to at least.
+    `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
     `pictures`: how overlays are drawn, if they are.
     """
 
@@ -64,41 +62,17 @@ class Worker:
         expect_alike(self.tools)
         if self.manifest.images is None:  # a dataset may give the model's own input
             known(self.tools[0].preprocess, "the images")
-        if self.reduced and not isinstance(self.tools[0].preprocess, Preprocess):
-            raise PreprocessError(
-                f"reduced decoding needs to know what an image is resized to, and {self.tools[0].preprocess!r} does not say"
-            )
+        if self.reduced:
+            expect_reducible(self.tools[0])
 
     def read(self, source: Any) -> Item:
         """A file's bytes, or an image of a dataset, as the model takes it, in memory; with a picture only if it is drawn on."""
-        tool = self.tools[0]
-        if isinstance(source, Tensor) and source.dtype != torch.uint8:
-            return tool.read(source)
-        pixels, size = self._pixels(source)
-        x, place = known(tool.preprocess, "images")(pixels)
-        place = place and place.on_image_of(size)
-        drawn = self.pictures is not None
-        return Item(
-            x, place, "", pixels if drawn else None, picture_of(x, tool.preprocess) if drawn and not place else None
-        )
-
-    def _pixels(self, source: Any) -> tuple[Pixels, tuple[int, ...]]:
-        """(h,w,3) and the image's own (H,W)."""
-        preprocess = self.tools[0].preprocess
-        if not self.reduced or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
-            pixels = read_photo(source).pixels
-            return pixels, pixels.shape[:2]
-
-        def enough(size: tuple[int, int]) -> tuple[int, int]:
-            height, width = preprocess.resized(size)
-            return MARGIN * height, MARGIN * width
-
-        return read_reduced(source, enough)
+        return taken_in(source, self.tools[0], reduced=self.reduced, drawn=self.pictures is not None)
 
     def asked(self, one: Loaded) -> Sequence[Question]:
         """The row's own target, or the run's."""
         own = one.row.get("target")
-        return self.targets if own is None else [_question(own)]
+        return self.targets if own is None else [question_of(own)]
 
     def group(self, one: Loaded) -> object:
         """Images of one group share their passes: of one size, asked as many questions, by themselves or by the run."""
@@ -183,7 +157,7 @@ class Worker:
         return None if asked is None else in_words(asked)
 
 
-def _question(given: Any) -> Question:
+def question_of(given: Any) -> Question:
     """A class index or name of a table's cell: CSV has numbers for both."""
     text = str(given)
     return int(text) if text.lstrip("-").isdecimal() else text

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from camscope.measure import Measures
     from camscope.measure.summary import Line
 
-EXAMPLE = "camscope measure heatmaps --masks annotations.json -o measures"
+EXAMPLE = "camscope measure heatmaps --masks annotations.json --model resnet50 -o measures"
 SHOWN = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
+ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model, which says the rest in other words
 
 
 def run(
@@ -30,9 +31,26 @@ def run(
     category: Annotated[
         str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these; default: all that need no model.")
+    metric: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; default: all that are quick.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="The run's, to ask what it answers where what a map shows is removed: 39 passes of the image for each map, "
+            "and for each of four maps that know nothing.",
+        ),
     ] = None,
+    weights: base.WeightsOption = None,
+    preprocess: base.PreprocessOption = None,
+    fill: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B", help="What is seen where something is removed: mean, blur, noise, zero, inpainting."
+        ),
+    ] = "mean,blur",
+    steps: Annotated[int, typer.Option(min=1, help="Of removal, each with two passes a fill.")] = 10,
     group: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
     ] = None,
@@ -46,26 +64,36 @@ def run(
         str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
     ] = "camscope-measure",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
+    device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Judge the maps of a run by where the evidence is, and by what they are like. Start it again, and it goes on."""
+    """Judge the maps of a run by where the evidence is, by what they are like, and with --model by what the model says.
+
+    Start it again, and it goes on.
+    """
     from camscope.batch import Run
     from camscope.measure import measure
 
     made = Run(source)
     names = None if metric is None else base.split(metric)
+    net = None if model is None else base.loaded(model, weights, device)
     with bars.bar("measuring", 1, base.out()) as bar:
         found = measure(
             made,
             output,
             masks,
             names,
+            model=net,
+            preprocess=preprocess,
+            fills=base.split(fill),
+            steps=steps,
             categories=base.split(category or ""),
             threads=threads,
             overwrite=overwrite,
             told=bar.at,
         )
-    tables(found, None if names is not None or not masks else SHOWN, figure, where, group, overwrite=overwrite)
+    usual = None if names is not None else [*(SHOWN if masks else ()), *(ASKED if model else ())]
+    tables(found, usual or None, figure, where, group, overwrite=overwrite)
 
 
 def tables(
@@ -85,7 +113,7 @@ def tables(
     if not table.num_rows:
         base.complain(f"no row matches {where}")
         raise typer.Exit(base.FAILED)
-    lines = {name: own for name, own in summarised(table, group).items() if names is None or name in names}
+    lines = {name: own for name, own in summarised(table, group).items() if names is None or own[0].metric in names}
     for name, own in lines.items():
         console.print(_table(name, own))
     if figure is not None:
@@ -100,9 +128,10 @@ def _table(name: str, lines: "list[Line]") -> "Table":
 
     from camscope.metrics import METRICS
 
-    way = {True: "more is better", False: "less is better", None: ""}[METRICS[name].higher_is_better]
+    one = METRICS[lines[0].metric]
+    way = {True: " (more is better)", False: " (less is better)", None: ""}[one.higher_is_better]
     table = base.table("method", "mean [95 %]>", "over the best control>", "p>", "n>", "undefined>")
-    table.title, table.title_justify = f"{name}: {METRICS[name].formula}" + (f" ({way})" if way else ""), "left"
+    table.title, table.title_justify = f"{name}: {one.formula}{way}", "left"
     for line in lines:
         estimate, over = line.estimate, line.over_control
         cells = (

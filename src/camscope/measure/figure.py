@@ -43,14 +43,14 @@ def _panel(panel: Any, name: str, lines: Sequence[Line]) -> None:
         panel.plot([one.low, one.high], [place, place], color=ink, linewidth=1.6, solid_capstyle="round")
         panel.plot([one.mean], [place], "o", color=ink, markersize=4.5)
     best = next((line.estimate for line in lines if line.control and line.estimate is not None), None)
-    if best is not None and METRICS[name].higher_is_better is not None:
+    if best is not None and METRICS[lines[0].metric].higher_is_better is not None:
         panel.axvspan(best.low, best.high, color=BAND, zorder=0)
     once = len({line.method for line in lines}) == len(lines)  # then nobody needs the layer to tell them apart
     panel.set_yticks(range(len(lines)), [line.method if once else line.title for line in lines], fontsize=8)
     for tick, line in zip(panel.get_yticklabels(), lines, strict=True):
         tick.set_color(PALE if line.control else INK)
     panel.invert_yaxis()
-    way = {True: "more is better", False: "less is better", None: ""}[METRICS[name].higher_is_better]
+    way = {True: "more is better", False: "less is better", None: ""}[METRICS[lines[0].metric].higher_is_better]
     panel.set_title(f"{name}" + (f"\n({way})" if way else ""), fontsize=9, loc="left")
     panel.tick_params(axis="x", labelsize=8)
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
