@@ -72,16 +72,22 @@ def agree(
     store, parts = Store(output), Store(run.folder)
     facts = {"made_with": {"run": run.facts["made_with"], "agreement": "spearman"}, "versions": run.facts["versions"]}
     store.begin(facts, overwrite=overwrite)
-    pa, todo, there = arrow(), sorted(parts.finished()), store.finished()
+    pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
-    for done, chunk in enumerate(todo, start=1):
+    rows = {chunk: arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet") for chunk in todo}
+    sizes = {chunk: len(rows[chunk].to_table(columns=["row"])["row"].unique()) for chunk in todo}
+    for chunk in todo:
+        own: list[Row] = []
+        work = by_image(rows[chunk], Query().places(rows[chunk])) if chunk not in there else iter(())
+        for found in in_order(lambda image: list(pairs(run, image)), work, threads or os.cpu_count() or 1):
+            own += found
+            done += 1
+            if told is not None:
+                told(done, sum(sizes.values()))
         if chunk not in there:
-            rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
-            images = by_image(rows, Query().places(rows))
-            found = in_order(lambda own: list(pairs(run, own)), images, threads or os.cpu_count() or 1)
-            store.write(chunk, table_of([pair for own in found for pair in own], columns))
-        if told is not None:
-            told(done, len(todo))
+            store.write(chunk, table_of(own, columns))
+        elif told is not None:
+            told(done := done + sizes[chunk], sum(sizes.values()))
     return summed_up(table(output), keys_of(run), group)
 
 
@@ -143,7 +149,7 @@ def _estimate(own: Sequence[tuple[int, float]], group: Mapping[int, Hashable] | 
 
 
 class _Maps:
-    """Maps of an image, with what is asked of each several times worked out once: its ranks on a grid, and how it is displayed."""
+    """Maps of an image, with what is asked of each several times worked out once: its ranks on a grid, how it is displayed."""
 
     def __init__(self, maps: Sequence[Explanation]) -> None:
         self._maps, self._known = maps, dict[tuple[int, tuple[int, ...]], Any]()

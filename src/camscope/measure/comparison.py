@@ -11,25 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from camscope.batch import Run
 from camscope.errors import InputError, OutputError
+from camscope.explainers import Explainer
 from camscope.files import write_bytes
 from camscope.measure.agreement import KEY, Agreement, Key, agree, folder_of
 from camscope.measure.evidence import Evidence
 from camscope.measure.making import none_known
 from camscope.measure.names import named
-from camscope.measure.run import Measures, evidence_for, measure
+from camscope.measure.run import STEPS, Measures, evidence_for, measure
 from camscope.measure.sentences import sentences
 from camscope.measure.summary import Line, summarised
 from camscope.metrics import METRICS
+from camscope.metrics.fills import USUAL
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIRST = (
-    "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "sparseness",
-    "effective-area",
+    "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "deletion", "insertion",
+    "lerf-morf-gap", "average-drop", "sparseness", "effective-area",
 )  # fmt: skip
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -100,11 +103,15 @@ class Compared:
                 made[i, j] = made[j, i] = np.nan if one is None else one.mean
         return made
 
-    def figure(self, *, examples: int = 3, seed: int = 0) -> "Figure":
-        """Intervals of every metric, what the maps have in common, and some `examples` drawn by `seed`: of matplotlib."""
+    def figure(self, *, examples: int | None = None, seed: int = 0) -> "Figure":
+        """Intervals of every metric, what the maps have in common, and `examples` drawn by `seed`: a figure of matplotlib.
+
+        `examples`: how many images; None: as many as there is room for.
+        """
         from camscope.measure.poster import poster
 
-        return poster(self, examples, seed)
+        made: Figure = poster(self, examples, seed)
+        return made
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the figure (`.png`, `.svg`, `.pdf`)."""
@@ -134,13 +141,18 @@ def compared(
     masks: Evidence | str | os.PathLike[str] | None = None,
     metrics: Sequence[str] | None = None,
     *,
+    model: nn.Module | None = None,
+    preprocess: Any = None,
+    tools: Sequence[Explainer] = (),
+    fills: Sequence[str] = USUAL,
+    steps: int = STEPS,
     categories: Sequence[str] = (),
     group: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     told: Callable[[int, int], None] | None = None,
 ) -> Compared:
-    """Compare the methods and layers of `run` over its images: `masks`, `metrics`, `categories` as in `measure`.
+    """Compare the methods and layers of `run` over its images: keywords as in `measure`, `metrics` by default the first of them.
 
     The values of each image stay at `output`, those of the metrics as `measure` writes them, those of the agreement in its
     folder `agreement`. `group`: a column of the manifest, as the patient; intervals draw its groups whole. Started again, it
@@ -150,11 +162,13 @@ def compared(
     known = evidence_for(masks, made, categories)
     halves = [None if told is None else _half(told, n) for n in range(2)]
     settings: dict[str, Any] = {"threads": threads, "overwrite": overwrite}
-    measures = measure(made, output, masks, metrics, categories=categories, told=halves[0], **settings)
+    asking: dict[str, Any] = {"model": model, "preprocess": preprocess, "tools": tools, "fills": fills, "steps": steps}
+    measures = measure(made, output, masks, metrics, categories=categories, told=halves[0], **asking, **settings)
     table = measures.table()
     lines = summarised(table, group)
-    shown = [name for name in lines if name in FIRST] if metrics is None else list(metrics)
-    chosen = {name: lines[name] for name in sorted(shown, key=FIRST.index if metrics is None else shown.index)}
+    order = list(FIRST if metrics is None else metrics)
+    shown = [name for name, own in lines.items() if own[0].metric in order]
+    chosen = {name: lines[name] for name in sorted(shown, key=lambda name: order.index(lines[name][0].metric))}
     if known is not None:
         _expect_some_evidence(table, chosen)
     groups = _groups(table, group)
@@ -165,7 +179,7 @@ def compared(
 
 
 def _half(told: Callable[[int, int], None], which: int) -> Callable[[int, int], None]:
-    """The metrics are the first half of the work, the agreement the second."""
+    """The metrics are the first half of the work, the agreement the second: both count images."""
     return lambda done, total: told(which * total + done, 2 * total)
 
 
@@ -177,7 +191,7 @@ def _expect_some_evidence(table: Any, lines: Mapping[str, Sequence[Line]]) -> No
     """InputError where a metric that needs to know where the evidence is has no value at all."""
     from collections import Counter
 
-    asking = [name for name in lines if METRICS[name].needs == "mask"]
+    asking = [name for name, own in lines.items() if METRICS[own[0].metric].needs == "mask"]
     if asking and not any(line.estimate for name in asking for line in lines[name]):
         rows = zip(table["metric"].to_pylist(), table["control"].to_pylist(), table["reason"].to_pylist(), strict=True)
         raise InputError(none_known(Counter(why for name, control, why in rows if name == asking[0] and not control)))

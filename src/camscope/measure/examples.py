@@ -35,7 +35,7 @@ class Example:
 def examples(found: "Compared", methods: Sequence[str], count: int, seed: int) -> list[Example]:
     """At most `count` images, drawn by `seed` among those of which every method has a map, of the first target of each."""
     keys = {key: name for (key, control), name in found.names.items() if not control and name in methods}
-    chosen = []
+    chosen: list[dict[str, dict[str, Any]]] = []
     for row in _drawn(found, seed):
         if len(chosen) == count:
             break

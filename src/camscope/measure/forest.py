@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from camscope.measure.sentences import told_from_best
+from camscope.measure.sentences import has_rivals, told_from_best
 from camscope.measure.summary import Line
 from camscope.metrics import METRICS
 
@@ -19,15 +19,15 @@ Rows = Sequence[tuple[str, bool]]  # names from the top down, and which are cont
 def arranged(
     lines: Mapping[str, Sequence[Line]], name: Any, methods: Sequence[str], groups: Sequence[Sequence[str]]
 ) -> Rows:
-    """The rows: methods by their mean rank over what the evidence says of them, then controls by the same; else as they come.
+    """The rows: methods by their mean rank over metrics that have controls, then controls by the same; else as they come.
 
     `groups`: of methods that are one, side by side.
     """
     places: dict[tuple[str, bool], list[int]] = {(one, False): [] for one in methods}
-    for metric, own in lines.items():
+    for own in lines.values():
         for place, line in enumerate(own):
             there = places.setdefault((name(line), line.control), [])
-            there += [place] if METRICS[metric].needs == "mask" and line.estimate is not None else []
+            there += [place] if has_rivals(line) and line.estimate is not None else []
     order = {row: float(np.mean(own)) if own else np.inf for row, own in places.items()}
     for group in groups:
         first = min(group, key=lambda one: order[one, False])
@@ -45,7 +45,8 @@ def forest(home: Any, lines: Mapping[str, Sequence[Line]], name: Any, rows: Rows
         panel.set_axis_off()
     for n, (metric, own) in enumerate(lines.items()):
         panel = panels.ravel()[n]
-        _panel(panel, metric, {(name(line), line.control): line for line in own}, rows)
+        _panel(panel, {(name(line), line.control): line for line in own}, rows)
+        titled(panel, metric, own[0])
         panel.tick_params(axis="y", length=0)
         if n % across == 0:
             coloured(panel, rows)
@@ -53,10 +54,10 @@ def forest(home: Any, lines: Mapping[str, Sequence[Line]], name: Any, rows: Rows
     home.supxlabel(KEY + (KEY_CONTROLS if controls else ""), fontsize=8, color=PALE, x=0.01, ha="left")
 
 
-def titled(panel: Any, metric: str) -> None:
+def titled(panel: Any, title: str, line: Line) -> None:
     """The metric's name, and which way is better."""
-    way = {True: "more is better →", False: "← less is better", None: ""}[METRICS[metric].higher_is_better]
-    panel.set_title(metric, fontsize=10, loc="left", fontweight="bold", color="#222222", pad=16 if way else 6)
+    way = {True: "more is better →", False: "← less is better", None: ""}[METRICS[line.metric].higher_is_better]
+    panel.set_title(title, fontsize=10, loc="left", fontweight="bold", color="#222222", pad=16 if way else 6)
     panel.annotate(
         way, (0, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=PALE
     )
@@ -73,10 +74,10 @@ def interval(panel: Any, place: float, line: Line) -> None:
     panel.plot([one.mean], [place], "o", markeredgecolor=ink, markerfacecolor=face, markersize=5)
 
 
-def band(panel: Any, metric: str, lines: Sequence[Line]) -> None:
+def band(panel: Any, lines: Sequence[Line]) -> None:
     """The interval of the best control."""
     best = next((line.estimate for line in lines if line.control and line.estimate is not None), None)
-    if best is not None and METRICS[metric].needs == "mask" and np.isfinite(best.low):
+    if best is not None and has_rivals(lines[0]) and np.isfinite(best.low):
         panel.axvspan(best.low, best.high, color=BAND, zorder=0, linewidth=0)
 
 
@@ -96,12 +97,11 @@ def coloured(panel: Any, rows: Rows) -> None:
         tick.set_color(PALE if control else "#222222")
 
 
-def _panel(panel: Any, metric: str, lines: Mapping[tuple[str, bool], Line], rows: Rows) -> None:
+def _panel(panel: Any, lines: Mapping[tuple[str, bool], Line], rows: Rows) -> None:
     for place, row in enumerate(rows):
         if row in lines:
             interval(panel, place, lines[row])
-    band(panel, metric, list(lines.values()))
+    band(panel, list(lines.values()))
     panel.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    titled(panel, metric)
     plain(panel)

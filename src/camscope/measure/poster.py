@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 WIDE, ROW = 13.0, 0.24  # inches: the figure, a row of the forest
 CELL, WIDER, HIGHEST = 0.42, 0.72, 2.2  # a cell of the matrix, one with an interval in it, a picture
 NUMBERS, INTERVALS = 16, 7  # methods of which a cell still has room for its number, and for its interval
-SHOWN = 6  # methods in the examples
+SHOWN, FEWEST, MOST = 6, 3, 6  # methods in the examples; images
+ROOMY = 4.8  # a matrix larger than this leaves room for fewer methods
 LIGHT = 1.25  # where the colours would end: a correlation of 1 is not as dark as ink
 
 
-def poster(found: "Compared", count: int, seed: int) -> Any:
+def poster(found: "Compared", count: int | None, seed: int) -> Any:
     """One figure of matplotlib; see the module."""
     try:
         figures = import_module("matplotlib.figure")
@@ -30,8 +31,9 @@ def poster(found: "Compared", count: int, seed: int) -> Any:
     rows = arranged(found.lines, found.name, found.methods, groups)
     order = [name for name, control in rows if not control and name in found.methods]
     doubles = {name for group in groups for name in sorted(group, key=order.index)[1:]}
-    pictures = examples(found, [name for name in order if name not in doubles][:SHOWN], count, seed)
     side = _side(len(order))
+    shown = [name for name in order if name not in doubles][: SHOWN if side < ROOMY else SHOWN - 2]
+    pictures = examples(found, shown, _count(side, len(shown)) if count is None else count, seed)
     heights = [_forest_height(len(found.lines), len(rows)), max(side, _grid_height(pictures, WIDE - side))]
     if len(order) < 2 and not pictures:
         heights = heights[:1]
@@ -56,6 +58,11 @@ def _side(methods: int) -> float:
     return float(np.clip(1.7 + (WIDER if methods <= INTERVALS else CELL) * (methods - 1), 3.0, 6.4))
 
 
+def _count(side: float, methods: int) -> int:
+    """As many images as fill the height of the matrix, where they are square."""
+    return int(np.clip(side // (min(HIGHEST, (WIDE - side) / (1 + methods)) + 0.22), FEWEST, MOST))
+
+
 def _grid_height(pictures: Sequence[Example], wide: float) -> float:
     """Inches of pictures under their captions, side by side in so much room."""
     each = [wide / (1 + len(one.maps)) * one.size[0] / one.size[1] for one in pictures]
@@ -70,7 +77,8 @@ def _below(home: Any, found: "Compared", order: Sequence[str], pictures: Sequenc
     else:
         left, right = home.subfigures(1, 2, width_ratios=[side, WIDE - side], wspace=0.02)
         _matrix(left, found, order)
-        _grid(right, pictures)
+        height = _grid_height(pictures, WIDE - side)
+        _grid(right.subfigures(2, 1, height_ratios=[height, max(1e-3, side - height)])[0], pictures)
 
 
 def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
@@ -79,7 +87,7 @@ def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
     values = found.correlations()[np.ix_(places, places)]
     below = np.where(np.tri(len(order), k=-1), values, np.nan)[1:, :-1]  # each two of them once
     low = min(0.0, float(np.nanmin(below, initial=0.0)))
-    panel.imshow(np.ma.masked_invalid(below), cmap="Blues", vmin=low, vmax=LIGHT)
+    drawn = panel.imshow(np.ma.masked_invalid(below), cmap="Blues", vmin=low, vmax=LIGHT)
     size = 9 if len(order) <= NUMBERS else 7
     panel.set_xticks(range(len(order) - 1), order[:-1], rotation=45, ha="right", rotation_mode="anchor", fontsize=size)
     panel.set_yticks(range(len(order) - 1), order[1:], fontsize=size)
@@ -91,6 +99,13 @@ def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
         ink = "white" if below[i, j] > (low + LIGHT) / 2 else "#222222"
         text = _cell(found, places[i + 1], places[j], len(order))
         panel.text(j, i, text, ha="center", va="center", fontsize=7.5, color=ink)
+    if len(order) > NUMBERS:
+        beside = panel.inset_axes((0.62, 0.9, 0.34, 0.022))
+        bar = home.colorbar(
+            drawn, cax=beside, orientation="horizontal", boundaries=np.linspace(low, 1, 101), ticks=[low, 0.5, 1]
+        )
+        bar.outline.set_visible(False)
+        beside.tick_params(labelsize=8, length=0)
     panel.set_title("what the maps have in common", fontsize=10, loc="left", fontweight="bold", color="#222222", pad=16)
     said = "Spearman, mean over images" + (" [95 %]" if len(order) <= INTERVALS else "")
     panel.annotate(

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.measure.agreement import Agreement, Key
-from camscope.measure.summary import Line
+from camscope.measure.summary import REPLICATES, Line
 from camscope.metrics import METRICS
+from camscope.metrics.statistics import least_p
 
 LEVEL = 0.05
 MOST = 6  # names in a list; of more it says how many
@@ -12,22 +13,34 @@ Names = Mapping[tuple[Key, bool], str]
 
 
 def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: Names) -> Iterator[str]:
-    """First of the maps, then of each metric."""
+    """First of the maps, then of all metrics of which the same holds, then of each by itself."""
     for group in agreement.groups:
         yield f"{listed([names[key, False] for key in group])}: the same maps here"
-    for metric, own in lines.items():
-        if METRICS[metric].higher_is_better is None:
-            continue
-        methods = [line for line in own if not line.control and line.estimate is not None]
-        if methods:
-            yield from _of_top(metric, methods, names)
-        if methods and METRICS[metric].needs == "mask":
-            yield from _of_controls(metric, methods, [line for line in own if line.control], names)
+    known = {metric: one for metric, own in lines.items() if len((one := _Top(own, names)).methods) > 1}
+    few = {needed for one in known.values() if (needed := one.needed)}
+    if few:
+        there = max(one.groups for one in known.values())
+        yield (
+            f"{there} images or groups of them cannot tell {max(len(one.methods) for one in known.values())} methods apart, "
+            f"whatever they show: {max(few)} might"
+        )
+    alike = [metric for metric, one in known.items() if not one.behind and not one.needed]
+    if alike:
+        yield f"no method can be told from the first in {listed(alike)}"
+    for metric, one in known.items():
+        if one.behind:
+            yield f"{metric}: {one.words}"
+    yield from _of_controls(lines, names)
 
 
 def told_from_best(line: Line) -> bool:
     """Whether it is behind the best method, beyond chance."""
     return line.under_best is not None and line.under_best.mean < 0 and (line.under_best.p or 0) < LEVEL
+
+
+def has_rivals(line: Line) -> bool:
+    """Whether maps that know nothing are held against its method: how a map spreads is no merit to be beaten in."""
+    return METRICS[line.metric].needs != "map"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -37,31 +50,56 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _of_top(metric: str, methods: Sequence[Line], names: Names) -> Iterator[str]:
-    best, rest = methods[0], methods[1:]
-    name, near = _name(best, names), [line for line in rest if not told_from_best(line)]
-    if rest and len(near) == len(rest):
-        yield f"{metric}: no method can be told from another at the top"
-    elif near:
-        yield f"{metric}: {name} is first; {listed([_name(line, names) for line in near])} cannot be told from it"
-    elif rest:
-        yield f"{metric}: {name} is first, and told from all others"
+class _Top:
+    """Of one metric the first method, those that cannot be told from it, and those behind."""
+
+    def __init__(self, lines: Sequence[Line], names: Names) -> None:
+        ranked = METRICS[lines[0].metric].higher_is_better is not None
+        self.methods = [line for line in lines if not line.control and line.estimate is not None] if ranked else []
+        self.behind = [line for line in self.methods[1:] if told_from_best(line)]
+        self._names = names
+
+    @property
+    def groups(self) -> int:
+        """How many images, or groups of them, the differences rest on."""
+        return max((line.under_best.groups for line in self.methods if line.under_best is not None), default=0)
+
+    @property
+    def needed(self) -> int | None:
+        """How many it would take to tell one from the others, after Holm's correction; None where they might do."""
+        rivals = sum(line.under_best is not None for line in self.methods)
+        if rivals == 0 or rivals * least_p(self.groups, REPLICATES) < LEVEL:
+            return None
+        return next(n for n in range(2, 1000) if rivals * least_p(n, REPLICATES) < LEVEL)
+
+    @property
+    def words(self) -> str:
+        """Who is first, and who cannot be told from it."""
+        first, *rest = [_name(line, self._names) for line in self.methods if line not in self.behind]
+        if not rest:
+            return f"{first} is first, and told from {'all others' if len(self.methods) > 2 else 'the other'}"
+        return f"{first} is first; {listed(rest)} cannot be told from it"
 
 
-def _of_controls(metric: str, methods: Sequence[Line], controls: Sequence[Line], names: Names) -> Iterator[str]:
-    known = [line for line in controls if line.estimate is not None]
-    if not known:
-        return
-    best, better = f"the control {known[0].method}", [line for line in methods if line.beats_control]
-    if not better:
-        yield f"no method is better than {best} in {metric}"
-    elif len(better) < len(methods):
-        yield f"only {listed([_name(line, names) for line in better])} {_is(better)} better than {best} in {metric}"
+def _of_controls(lines: Mapping[str, Sequence[Line]], names: Names) -> Iterator[str]:
+    """Where no method, or not every one, is better than the best map that knows nothing."""
+    none: dict[str, list[str]] = {}
+    some = []
+    for metric, own in lines.items():
+        methods = [line for line in own if not line.control and line.over_control is not None]
+        controls = [line.method for line in own if line.control and line.estimate is not None]
+        if not methods or not controls or not has_rivals(own[0]):
+            continue
+        better = [_name(line, names) for line in methods if line.beats_control]
+        if not better:
+            none.setdefault(controls[0], []).append(metric)
+        elif len(better) < len(methods):
+            verb = "is" if len(better) == 1 else "are"
+            some.append(f"only {listed(better)} {verb} better than the control {controls[0]} in {metric}")
+    for control, metrics in none.items():
+        yield f"no method is better than the control {control} in {listed(metrics)}"
+    yield from some
 
 
 def _name(line: Line, names: Names) -> str:
     return names[(line.method, line.layer, line.parameters), line.control]
-
-
-def _is(lines: Sequence[Line]) -> str:
-    return "is" if len(lines) == 1 else "are"
