@@ -1,11 +1,11 @@
-"""`camscope measure`: metrics of the maps of a run, with intervals, beside maps that know nothing."""
+"""`camscope measure`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import bars, base
+from camscope.cli import asking, bars, base, mapping
 from camscope.cli.paths import check_free
 from camscope.files import write_bytes
 
@@ -23,7 +23,13 @@ ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model
 
 
 def run(
-    source: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run: what camscope batch wrote.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|SOURCE",
+            help="The folder of a run, or images as for camscope batch, whose maps are made first.",
+        ),
+    ],
     masks: Annotated[
         str | None,
         typer.Option(metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."),
@@ -39,11 +45,22 @@ def run(
             "-m",
             metavar="MODEL",
             help="The run's, to ask what it answers where what a map shows is removed: 39 passes of the image for each map, "
-            "and for each of four maps that know nothing.",
+            "and for each of four maps that know nothing. Of images the one that is explained, default phantom, which is asked "
+            "only by name, as with --metric deletion.",
         ),
     ] = None,
     weights: base.WeightsOption = None,
     preprocess: base.PreprocessOption = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "--method", metavar="A,B", help="Of images: default gradcam; or all.")
+    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Of images.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Of images: where a manifest's relative paths begin.")
+    ] = None,
     fill: Annotated[
         str,
         typer.Option(
@@ -67,33 +84,37 @@ def run(
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Judge the maps of a run by where the evidence is, by what they are like, and with --model by what the model says.
+    """Judge maps by where the evidence is, by what they are like, and with --model by what the model says.
 
-    Start it again, and it goes on.
+    The maps are those of a run, or are made first. Start it again, and it goes on.
     """
-    from camscope.batch import Run
     from camscope.measure import measure
 
-    made = Run(source)
     names = None if metric is None else base.split(metric)
-    net = None if model is None else base.loaded(model, weights, device)
-    with bars.bar("measuring", 1, base.out()) as bar:
-        found = measure(
-            made,
-            output,
-            masks,
-            names,
-            model=net,
-            preprocess=preprocess,
-            fills=base.split(fill),
-            steps=steps,
-            categories=base.split(category or ""),
-            threads=threads,
-            overwrite=overwrite,
-            told=bar.at,
-        )
-    usual = None if names is not None else [*(SHOWN if masks else ()), *(ASKED if model else ())]
+    wanted = mapping.Wanted(
+        source, model, weights, methods, layers, asking.questions(target, None), preprocess, root,
+        masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite,
+    )  # fmt: skip
+    with mapping.resumable(output):
+        made, net, outcome = wanted.mapped(output)
+        with bars.bar("measuring", 1, base.out()) as bar:
+            found = measure(
+                made,
+                output,
+                masks,
+                names,
+                model=net,
+                preprocess=preprocess,
+                fills=base.split(fill),
+                steps=steps,
+                categories=base.split(category or ""),
+                threads=threads,
+                overwrite=overwrite,
+                told=bar.at,
+            )
+    usual = None if names is not None else [*(SHOWN if masks else ()), *(ASKED if net else ())]
     tables(found, usual or None, figure, where, group, overwrite=overwrite)
+    mapping.tell_failures(outcome)
 
 
 def tables(

@@ -18,6 +18,7 @@ CELL, WIDER, HIGHEST = 0.42, 0.72, 2.2  # a cell of the matrix, one with an inte
 NUMBERS, INTERVALS = 16, 7  # methods of which a cell still has room for its number, and for its interval
 SHOWN, FEWEST, MOST = 6, 3, 6  # methods in the examples; images
 ROOMY = 4.8  # a matrix larger than this leaves room for fewer methods
+FAINT = 0.12  # below the least correlation, so that no cell is as white as paper
 LIGHT = 1.25  # where the colours would end: a correlation of 1 is not as dark as ink
 
 
@@ -86,8 +87,8 @@ def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
     panel, places = home.subplots(), [found.methods.index(name) for name in order]
     values = found.correlations()[np.ix_(places, places)]
     below = np.where(np.tri(len(order), k=-1), values, np.nan)[1:, :-1]  # each two of them once
-    low = min(0.0, float(np.nanmin(below, initial=0.0)))
-    drawn = panel.imshow(np.ma.masked_invalid(below), cmap="Blues", vmin=low, vmax=LIGHT)
+    low = np.floor(10 * float(np.nanmin(below, initial=0.0))) / 10
+    drawn = panel.imshow(np.ma.masked_invalid(below), cmap="Blues", vmin=low - FAINT, vmax=LIGHT)
     size = 9 if len(order) <= NUMBERS else 7
     panel.set_xticks(range(len(order) - 1), order[:-1], rotation=45, ha="right", rotation_mode="anchor", fontsize=size)
     panel.set_yticks(range(len(order) - 1), order[1:], fontsize=size)
@@ -96,13 +97,18 @@ def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
     for side in panel.spines.values():
         side.set_visible(False)
     for i, j in np.argwhere(np.tri(len(order) - 1)) if len(order) <= NUMBERS else ():
-        ink = "white" if below[i, j] > (low + LIGHT) / 2 else "#222222"
+        ink = "white" if below[i, j] > (low - FAINT + LIGHT) / 2 else "#222222"
         text = _cell(found, places[i + 1], places[j], len(order))
         panel.text(j, i, text, ha="center", va="center", fontsize=7.5, color=ink)
     if len(order) > NUMBERS:
         beside = panel.inset_axes((0.62, 0.9, 0.34, 0.022))
         bar = home.colorbar(
-            drawn, cax=beside, orientation="horizontal", boundaries=np.linspace(low, 1, 101), ticks=[low, 0.5, 1]
+            drawn,
+            cax=beside,
+            orientation="horizontal",
+            boundaries=np.linspace(low, 1, 101),
+            ticks=[low, 0.5, 1],
+            format="{x:.1f}",
         )
         bar.outline.set_visible(False)
         beside.tick_params(labelsize=8, length=0)
