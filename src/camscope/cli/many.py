@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
+    from rich.text import Text
 
     from camscope.measure import Compared
     from camscope.measure.summary import Line
@@ -72,8 +73,10 @@ def _tell(found: "Compared", figure: Path) -> None:
     console = base.out()
     console.print(base.styled((base.shown(found.title), "bold cyan")), soft_wrap=True)
     for name, own in found.lines.items():
-        console.print(_table(found, name, own))
+        console.print(_headed(name, own[0]), soft_wrap=True)
+        console.print(_table(found, own))
     if 1 < len(found.methods) <= MOST:
+        console.print(base.styled(("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim")))
         console.print(_agreement(found))
     console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
     for sentence in found.sentences:
@@ -82,7 +85,15 @@ def _tell(found: "Compared", figure: Path) -> None:
     console.print(base.styled(("figure  ", "bold"), (base.shown(figure), "cyan")), soft_wrap=True)
 
 
-def _table(found: "Compared", name: str, lines: "Sequence[Line]") -> "Table":
+def _headed(name: str, line: "Line") -> "Text":
+    from camscope.metrics import METRICS
+
+    metric = METRICS[line.metric]
+    way = {True: ", more is better", False: ", less is better", None: ""}[metric.higher_is_better]
+    return base.styled((name, "bold"), (f"{way}: {metric.formula}", "dim"))
+
+
+def _table(found: "Compared", lines: "Sequence[Line]") -> "Table":
     """A line for each method, the first on top."""
     from rich.text import Text
 
@@ -90,11 +101,9 @@ def _table(found: "Compared", name: str, lines: "Sequence[Line]") -> "Table":
     from camscope.metrics import METRICS
 
     metric = METRICS[lines[0].metric]
-    way = {True: " (more is better)", False: " (less is better)", None: ""}[metric.higher_is_better]
     over = [line.over_control if has_rivals(line) else None for line in lines]
     columns = ["method", "mean [95 %]>", "behind>", *(["over>"] if any(over) else []), "n>", "undefined>", "s>"]
     table = base.table(*columns)
-    table.title, table.title_justify, table.title_style = f"{name}: {metric.formula}{way}", "left", "italic"
     for line, gap in zip(lines, over, strict=True):
         one, price = line.estimate, found.seconds.get((line.method, line.layer, line.parameters))
         first = line.under_best is None and not line.control and one is not None
@@ -126,11 +135,6 @@ def _agreement(found: "Compared") -> "Table":
 
     keys, methods = found.agreement.keys, [base.shown(name) for name in found.methods]
     table = base.table("", *(f"{name}>" for name in methods[:-1]))
-    table.title, table.title_justify, table.title_style = (
-        "Spearman's correlation of the maps, mean over images",
-        "left",
-        "italic",
-    )
     for i in range(1, len(keys)):
         cells = []
         for j in range(i):

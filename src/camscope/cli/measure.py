@@ -139,7 +139,7 @@ def tables(
         console.print(_table(name, own))
     if figure is not None:
         check_free(Path(figure), overwrite)
-        write_bytes(figure, drawn(lines, Path(figure).suffix), overwrite=overwrite)
+        write_bytes(figure, drawn(lines, Path(figure).suffix, found.title), overwrite=overwrite)
     where_to = base.shown(found.folder)
     console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """Agreement: what maps of two methods have in common, image by image, and over the images in the mean.
 
-Of each image and target the Spearman correlation of raw maps, signs included, on the finer of their two grids; and whether the
-two are displayed alike, to 1e-4 of the maximum.
+Of each image and target the Spearman correlation of the maps as they are displayed, in the 256 steps that a picture has, on the
+finer of their two grids: what nobody can see has no rank. And whether the two are displayed alike, to 1e-4 of the maximum.
 """
 
 import os
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Key = tuple[str, str | None, str | None]  # method, layer, and the digest of its settings
 KEY = ("method", "layer", "parameters")
+STEPS = 255  # from nothing to the maximum
 OTHER = tuple(f"other_{name}" for name in KEY)
 COLUMNS = {
     "row": "int64", "id": "string", "target": "string", **dict.fromkeys((*KEY, *OTHER), "string"), "spearman": "float64",
@@ -177,11 +178,10 @@ class _Maps:
     def _on(self, n: int, grid: tuple[int, ...]) -> Any:
         """(M,) ranks less their mean, of length 1; None of a map without an order."""
         if (n, grid) not in self._known:
-            heat = self._maps[n].heat.astype(np.float64)
-            made = None
-            if np.isfinite(heat).all():
-                placed = heat if heat.shape == grid else Placement.identity(grid).project(heat)[0]
-                (row,) = unit(ranks(placed)[None])
+            shown, made = self._shown[n].astype(np.float64), None
+            if np.isfinite(shown).all():
+                placed = shown if shown.shape == grid else Placement.identity(grid).project(shown)[0]
+                (row,) = unit(ranks(np.rint(STEPS * placed))[None])
                 made = None if np.isnan(row).any() else row
             self._known[n, grid] = made
         return self._known[n, grid]

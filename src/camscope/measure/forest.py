@@ -11,8 +11,8 @@ from camscope.metrics import METRICS
 
 INK, PALE, BAND, RULE = "#1f3b73", "#8a8f98", "#e9ebef", "#dddddd"
 ACROSS = 4  # panels beside one another
-KEY = "filled: first, or not told from it      hollow: behind, beyond chance (paired, Holm, 5 %)"
-KEY_CONTROLS = "      grey: controls, which know nothing of the model; band: the best of them"
+KEY = ("filled: first, or not told from it", "hollow: behind, beyond chance (paired, Holm, 5 %)")
+KEY_CONTROLS = (*KEY, "grey: controls, which know nothing of the model; band: the best of them")
 Rows = Sequence[tuple[str, bool]]  # names from the top down, and which are controls
 
 
@@ -50,8 +50,14 @@ def forest(home: Any, lines: Mapping[str, Sequence[Line]], name: Any, rows: Rows
         panel.tick_params(axis="y", length=0)
         if n % across == 0:
             coloured(panel, rows)
-    controls = any(control for _, control in rows)
-    home.supxlabel(KEY + (KEY_CONTROLS if controls else ""), fontsize=8, color=PALE, x=0.01, ha="left")
+    key(home, any(control for _, control in rows))
+
+
+def key(home: Any, controls: bool, *, wide: bool = True) -> None:
+    """What marks, greys and bands mean, under all panels."""
+    words = KEY_CONTROLS if controls else KEY
+    text = "      ".join(words) if wide else "\n".join(words)
+    home.supxlabel(text, fontsize=8, color=PALE, x=0.01, ha="left")
 
 
 def titled(panel: Any, title: str, line: Line) -> None:

@@ -106,6 +106,12 @@ class Measures:
             raise InputError(f"{folder}: no metrics of a run are here")
         self.facts: dict[str, Any] = facts
 
+    @property
+    def title(self) -> str:
+        """Of which model and of how many images."""
+        run = self.facts["made_with"]["run"]
+        return f"{Path(run['model']['source']).name} · {run['manifest']['rows']:,} images"
+
     def table(self, where: str | None = None) -> "pa.Table":
         """row, id, method, layer, parameters, target, label, control, metric, fill, value, reason, and the manifest's columns.
 

@@ -19,10 +19,10 @@ def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: 
     known = {metric: one for metric, own in lines.items() if len((one := _Top(own, names)).methods) > 1}
     few = {needed for one in known.values() if (needed := one.needed)}
     if few:
-        there = max(one.groups for one in known.values())
+        there = max(known.values(), key=lambda one: one.groups)
         yield (
-            f"{there} images or groups of them cannot tell {max(len(one.methods) for one in known.values())} methods apart, "
-            f"whatever they show: {max(few)} might"
+            f"{there.counted} cannot tell {max(len(one.methods) for one in known.values())} methods apart, whatever they "
+            f"show: {max(few)} might"
         )
     alike = [metric for metric, one in known.items() if not one.behind and not one.needed]
     if alike:
@@ -63,6 +63,13 @@ class _Top:
     def groups(self) -> int:
         """How many images, or groups of them, the differences rest on."""
         return max((line.under_best.groups for line in self.methods if line.under_best is not None), default=0)
+
+    @property
+    def counted(self) -> str:
+        """The same in words."""
+        estimates = [line.under_best for line in self.methods if line.under_best is not None]
+        word = "image" if all(one.n <= one.groups for one in estimates) else "group"
+        return f"{self.groups} {word}{'' if self.groups == 1 else 's'}"
 
     @property
     def needed(self) -> int | None:
