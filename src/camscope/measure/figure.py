@@ -23,6 +23,9 @@ def drawn(lines: Mapping[str, Sequence[Line]], suffix: str = ".png") -> bytes:
     except ImportError as error:
         raise MissingExtraError("matplotlib", "metrics") from error
     known = {name: [one for one in own if one.estimate is not None] for name, own in lines.items()}
+    known = {name: own for name, own in known.items() if own}
+    if not known:
+        raise InputError("there is nothing to draw: no value is defined")
     rows, most = -(-len(known) // COLUMNS), max(map(len, known.values()))
     figure = figures.Figure(figsize=(4.6 * min(COLUMNS, len(known)), rows * (0.9 + ROW * most)), layout="constrained")
     panels = figure.subplots(rows, min(COLUMNS, len(known)), squeeze=False).ravel()
