@@ -1,37 +1,92 @@
 """`python -m benchmarks.choosing`: does the race of `camscope choose` recommend what all images recommend, and at what price?
 
-Every candidate judges every phantom once; then races in other orders of the images are run on the values that are known.
+Every candidate judges every image once; then races in other orders of the images are run on the values that are known, each
+beside a run in the same order in which nobody drops out before the end.
+--photographs resnet18     photographs with boxes and a trained model, where a folder beside the project has them; else phantoms
+--kept FILE.npz            the values stay there, and a second start begins with them
 """
 
 import argparse
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
+
+from benchmarks.leaderboard import BOXES, manifest
+from benchmarks.trained import DATA
 from camscope import GradCAM, load_model
+from camscope.batch import manifest_of
+from camscope.explainers import Explainer
 from camscope.measure.candidates import candidates
-from camscope.measure.choose import Choice, Sample, Standing, choose, judged
+from camscope.measure.choose import Choice, choose
+from camscope.measure.evidence import evidence_of
+from camscope.measure.judging import judged
+from camscope.measure.samples import samples_of
+from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
 from camscope.phantom import CATEGORIES, draw
+
+CRITERIA = (FAITHFULNESS, LOCALISATION, ROBUSTNESS)
+BLOCK = 8
 
 
 class Remembering:
-    """A judge that asks the model only what nobody asked before."""
+    """A judge that knows what every candidate makes of every image: `values` (candidates,criteria,images), `first` maps."""
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[int, int], dict[str, float]] = {}
+    def __init__(self, tools: Sequence[Explainer], pool: Sequence[Sample], known: Mapping[str, Any]) -> None:
+        self.tools, self.pool, self.known = list(map(id, tools)), list(map(id, pool)), known
 
     def __call__(self, racing: Sequence[Standing], samples: Sequence[Sample]) -> None:
         """A block of images."""
+        places = [self.pool.index(id(one)) for one in samples]
         for one in racing:
-            new = [sample for sample in samples if (id(one.tool), id(sample)) not in self.known]
-            if new:
-                fresh = Standing(one.tool, {name: [] for name in one.values})
-                judged([fresh], new, 6, 8, 0)
-                for i, sample in enumerate(new):
-                    self.known[id(one.tool), id(sample)] = {name: own[i] for name, own in fresh.values.items()}
-            for sample in samples:
-                for name, own in one.values.items():
-                    own.append(self.known[id(one.tool), id(sample)][name])
+            n = self.tools.index(id(one.tool))
+            for name, own in one.values.items():
+                own += self.known["values"][n, CRITERIA.index(name), places].tolist()
             one.images += len(samples)
+            one.seconds += float(self.known["price"][n]) * len(samples)
+            one.first = one.first or list(self.known["first"][n])
+
+
+def asked(tools: Sequence[Explainer], pool: Sequence[Sample], region: int, kept: Path | None) -> dict[str, Any]:
+    """What every candidate makes of every image."""
+    standings = [Standing(tool, {name: [] for name in CRITERIA}) for tool in tools]
+    titles = [one.title for one in standings]
+    if kept is not None and kept.exists():
+        with np.load(kept) as stored:
+            if stored["titles"].tolist() == titles and stored["values"].shape[2] == len(pool):
+                return dict(stored)
+    for start in range(0, len(pool), BLOCK):
+        judged(standings, pool[start : start + BLOCK], 6, region, 0)
+        print(f"  {start + BLOCK} of {len(pool)} images", flush=True)
+    found = {
+        "values": np.array([[one.values[name] for name in CRITERIA] for one in standings]),
+        "first": np.array([one.first for one in standings]),
+        "price": np.array([one.price for one in standings]),
+        "titles": np.array(titles),
+    }
+    if kept is not None:
+        np.savez(kept, allow_pickle=False, **found)
+    return found
+
+
+def phantoms(count: int) -> tuple[Any, list[Sample], int]:
+    """The bundled model, its images, and the side of a region."""
+    model = load_model("phantom")
+    scans = [draw(3000 + n, CATEGORIES[1 + n % 3]) for n in range(count)]
+    return model, [Sample(GradCAM(model).read(one.image), one.name, one.mask) for one in scans], 8
+
+
+def photographs(name: str, count: int) -> tuple[Any, list[Sample], int]:
+    """The same of a trained model and boxed photographs."""
+    model = load_model(f"{DATA / 'models.py'}:{name}")
+    with TemporaryDirectory() as folder:
+        table = manifest_of(str(manifest(Path(folder))), "")
+    boxes = evidence_of(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), ())
+    pool, _ = samples_of(table, GradCAM(model), None, boxes, most=count)
+    return model, pool, 16
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,28 +94,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.choosing", description=__doc__)
     parser.add_argument("--images", type=int, default=96)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--methods", nargs="+", help="default: those of camscope choose")
+    parser.add_argument("--photographs", metavar="MODEL")
+    parser.add_argument("--kept", type=Path)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    model = load_model("phantom")
-    scans = [draw(3000 + n, CATEGORIES[1 + n % 3]) for n in range(options.images)]
+    name = options.photographs
+    model, pool, region = photographs(name, options.images) if name else phantoms(options.images)
+    tools = candidates(model, pool[0].item.x[None])
+    judge = Remembering(tools, pool, asked(tools, pool, region, options.kept))
     for masked in (True, False):
-        pool = [Sample(GradCAM(model).read(one.image), one.name, one.mask if masked else None) for one in scans]
-        tools = candidates(model, pool[0].item.x[None], options.methods)
-        judge = Remembering()
-        whole = choose(tools, pool, exhaustive=True, judge=judge)
-        print(
-            f"{'with' if masked else 'without'} masks, {len(tools)} candidates, all images: {said(whole)}", flush=True
-        )
-        alike = {one.title for one in whole.alike}
-        for seed in range(options.seeds):
-            race = choose(tools, pool, seed=seed, judge=judge)
-            leader = race.standings[0].title
-            same = {one.title for one in race.best} == {one.title for one in whole.best}
-            share = race.explained / race.exhaustive
-            print(
-                f"  seed {seed}: {share:.2f} of the maps, same {same}, leader {leader}, alike {leader in alike}: {said(race)}"
-            )
+        told(tools, pool if masked else blind(judge, pool), judge, options.seeds, "with" if masked else "without")
+
+
+def blind(judge: Remembering, pool: Sequence[Sample]) -> list[Sample]:
+    """The same samples without what is known of their evidence."""
+    made = [Sample(one.item, one.target) for one in pool]
+    judge.pool = list(map(id, made))
+    return made
+
+
+def told(tools: Sequence[Explainer], pool: Sequence[Sample], judge: Remembering, seeds: int, words: str) -> None:
+    """A line for each order of the images."""
+    print(f"{words} masks, {len(tools)} candidates, {len(pool)} images", flush=True)
+    found = []
+    for seed in range(seeds):
+        whole, race = (choose(tools, pool, seed=seed, judge=judge, exhaustive=kind) for kind in (True, False))
+        best = [{one.title for one in each.alike} for each in (whole, race)]
+        same, leader = best[0] == best[1], whole.standings[0].title == race.standings[0].title
+        found.append((race.explained / race.exhaustive, same, leader))
+        print(f"  seed {seed}: {found[-1][0]:.2f} of the maps, same {same}, same leader {leader}")
+        print(f"    all images: {said(whole)}\n    the race:   {said(race)}", flush=True)
+    share, same, leader = np.mean(found, 0)
+    print(
+        f"  {share:.2f} of the maps; same recommendation in {same:.0%}, same leader in {leader:.0%} of {seeds} orders"
+    )
 
 
 def said(choice: Choice) -> str:

@@ -17,11 +17,16 @@ from camscope.phantom import CATEGORIES, draw
 pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
 
+from scipy import stats
+
 from camscope.cli.benchmark import phantoms
 from camscope.measure import choice as file
 from camscope.measure.candidates import candidates, stages
-from camscope.measure.choose import FAITHFULNESS, Choice, Sample, Standing, choose, drop_losers, ranked
+from camscope.measure.choose import Choice, _drop, choose, same
+from camscope.measure.race import losing, order, without_losers
 from camscope.measure.samples import on_input
+from camscope.measure.standing import FAITHFULNESS, Sample, Standing, quality, reference
+from camscope.metrics.statistics import holm
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -43,29 +48,79 @@ class Named:
         self.title = self.name = title
 
 
-def standing(title, values):
-    return Standing(Named(title), {FAITHFULNESS: list(values)}, 1.0, len(values))
+def standing(title, values, **others):
+    own = {FAITHFULNESS: list(values), **others}
+    return Standing(Named(title), own, 1.0, len(values), first=[np.array([hash(title) % 97, 1.0])])
 
 
-def test_ranks_are_of_each_image_ties_share_and_what_is_undefined_is_last():
+def test_quality_is_the_share_of_what_all_made_at_first_and_does_not_depend_on_who_is_left():
     racing = [standing("a", [3.0, 1.0]), standing("b", [3.0, 2.0]), standing("c", [1.0, np.nan])]
-    np.testing.assert_array_equal(ranked(racing), [[1.5, 2.0], [1.5, 1.0], [3.0, 3.0]])
+    known = reference(racing)
+    np.testing.assert_array_equal(known[FAITHFULNESS], [1, 1, 2, 3, 3])
+    np.testing.assert_allclose(quality(racing, known), [[0.8, 0.2], [0.8, 0.5], [0.2, 0.0]])
+    np.testing.assert_allclose(quality(racing[1:], known), [[0.8, 0.5], [0.2, 0.0]])
     for n, one in enumerate(racing, start=1):
-        one.values["enrichment"] = [float(n)] * 2
-    np.testing.assert_array_equal(ranked(racing), [[2.25, 2.5], [1.75, 1.5], [2.0, 2.0]])
+        one.values |= {"enrichment": [float(n), np.nan], "stability": [0.1 * n] * 2}
+    np.testing.assert_allclose(quality(racing, reference(racing))[:, 0], [(0.8 + 1 / 6) / 2, 0.65, (0.2 + 5 / 6) / 2])
+    np.testing.assert_allclose(
+        quality(racing, reference(racing))[:, 1], [0.2, 0.5, 0.0]
+    )  # no evidence in any: left out
 
 
-def test_a_loser_drops_out_and_what_is_alike_stays():
+def test_at_the_end_a_loser_is_out_by_students_t_and_holm():
     drawn = np.random.default_rng(0)
     good = drawn.normal(1.0, 0.3, 24)
-    racing = [standing("good", good), standing("alike", good + drawn.normal(0, 0.3, 24)), standing("bad", good - 2)]
-    drop_losers(racing, 0)
+    racing = [standing("good", good), standing("alike", good + drawn.normal(0, 0.3, 24)), standing("bad", good - 0.3)]
+    known = reference(racing)
+    leader, *rest = order(racing, known)
+    q = quality([leader, *rest], known)
+    p = holm([float(stats.ttest_rel(q[0], other).pvalue) for other in q[1:]])
+    assert losing(leader, rest, known, 24) == [float(one < 0.05) for one in p]
+    without_losers(racing, known, 24)
     assert [bool(one.out) for one in racing] == [False, False, True]
-    assert "behind" in racing[2].out
-    assert "ranks after 24 images (p 0.0" in racing[2].out
-    few = [standing("good", good[:2]), standing("bad", good[:2] - 2)]
-    drop_losers(few, 0)
-    assert not any(one.out for one in few)
+    assert "after 24 images" in racing[2].out
+
+
+def test_before_the_end_whoever_will_lose_is_foreseen_as_often_as_it_is_said():
+    """Of races of which 24 of 96 images are known, the chance that is told is the share of those that end so."""
+    drawn, told, ended = np.random.default_rng(1), [], []
+    for gap in np.linspace(-1, 1, 600):  # in standard deviations
+        one, other = drawn.normal(gap, 1, 96), np.zeros(96)
+        known = {FAITHFULNESS: np.linspace(-30, 30, 6001)}  # nearly a straight line
+        now = [standing("a", one[:24]), standing("b", other[:24])]
+        leader, rest = order(now, known)
+        told.append(losing(leader, [rest], known, 96)[0])
+        names = {"a": standing("a", one), "b": standing("b", other)}
+        ended.append(losing(names[leader.title], [names[rest.title]], known, 96)[0])
+    told, ended = np.array(told), np.array(ended)
+    for low, high in ((0, 0.4), (0.4, 0.8), (0.8, 1)):
+        some = (told >= low) & (told <= high)
+        assert some.sum() > 20
+        assert abs(told[some].mean() - ended[some].mean()) < 0.12
+
+
+def test_one_image_foresees_nothing_and_equal_values_never_lose():
+    one, other = standing("a", [1.0]), standing("b", [0.0])
+    known = reference([one, other])
+    assert losing(one, [other], known, 10) == [0.5]
+    same = [standing("a", [1.0, 2.0, 1.5]), standing("b", [1.0, 2.0, 1.5])]
+    without_losers(same, reference(same), 3)
+    assert not any(each.out for each in same)
+
+
+def test_words_of_maps_that_are_the_same_or_do_not_hold_still():
+    a, b, c = (standing(name, [1.0, 2.0], stability=[0.9, 0.8]) for name in "abc")
+    b.first = [3 * heat for heat in a.first]
+    c.values["stability"] = [0.3, 0.4]
+    _drop([a, b, c])
+    assert not a.out
+    assert b.out == "its maps are those of a"
+    assert c.out == "its maps do not hold still when the image hardly changes (correlation 0.35)"
+    b.first, zero = [a.first[0] + [0, 0.1]], standing("z", [1.0])
+    assert not same(a, b)
+    zero.first = [np.zeros(2)]
+    assert same(zero, zero)
+    assert not same(zero, a)
 
 
 def test_words_for_a_winner_for_none_and_for_nothing():

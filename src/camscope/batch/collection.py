@@ -82,6 +82,11 @@ class Collection:
         expect_unchanged(row, source)
         return read_photo(source).pixels
 
+    def expect_images(self) -> None:
+        """ImageError where the images are those of a dataset that is not given."""
+        with self._opening:
+            _ = self._images
+
     def source(self, row: Mapping[str, Any]) -> Any:
         """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
         root, path = self.facts["root"], row["path"]

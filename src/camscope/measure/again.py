@@ -49,6 +49,7 @@ class Again:
                 raise InputError(
                     f"the run was asked {words!r}, of which only the words are known: camscope.metrics has Trial for Python"
                 )
+        run.expect_images()
         reader = GradCAM(model, preprocess=preprocess, categories=run.facts["categories"] or None)
         if (words := in_words(reader.preprocess)) != made["preprocess"]:
             raise PreprocessError(
@@ -80,8 +81,10 @@ class Again:
         return item.x
 
     def question(self, row: Row) -> Question:
-        """What was asked of a row."""
-        return None if row["target"] is None else question_of(row["target"])
+        """What was asked of a row; UndefinedError where it is no class."""
+        if row["target"] is None:
+            raise UndefinedError(f"what was asked, {row['label']}, is no class: it cannot be asked again")
+        return question_of(row["target"])
 
     def mode(self, row: Row) -> Mode:
         """In which its method ran the model."""

@@ -62,25 +62,22 @@ class Judged:
 
 def cases_of(again: Again, rows: Sequence[Row]) -> list[Case]:
     """Of one image; what has no map, or no image any more, is a case without one."""
-    maps = [row for row in rows if row["heat"] is not None]
-    made = [_without(row, n, f"no map: {row['error']}") for n, row in enumerate(rows) if row["heat"] is None]
     found: dict[object, Case] = {}
-    try:
-        x = again.image(maps[0]) if maps else None
-    except UndefinedError as error:
-        made += [_without(row, n, str(error)) for n, row in enumerate(maps)]
-        maps = []
-    for row in maps:
+    lost: list[Case] = []
+    x: Tensor | None = None
+    for row in rows:
         mode, key = again.mode(row), key_of(row)
-        case = found.setdefault((row["target"], mode), Case(x, again.question(row), mode))
-        case.rows[key, sum(key == name for name, _ in case.rows)] = row
-    made += found.values()
+        try:
+            if row["heat"] is None:
+                raise UndefinedError(f"no map: {row['error']}")
+            x = again.image(row) if x is None else x
+            case = found.setdefault((row["target"], mode), Case(x, again.question(row), mode))
+            case.rows[key, sum(key == name for name, _ in case.rows)] = row
+        except UndefinedError as error:
+            lost.append(Case(None, rows={(key, 0): row}, reason=str(error)))
+    made = [*lost, *found.values()]
     made[-1].last = True
     return made
-
-
-def _without(row: Row, n: int, reason: str) -> Case:
-    return Case(None, rows={(key_of(row), n): row}, reason=reason)
 
 
 def stored(

@@ -9,7 +9,8 @@ from camscope.cards import digest
 from camscope.errors import InputError
 from camscope.files import write_bytes
 from camscope.hooks.base import unwrap
-from camscope.measure.choose import Choice, Standing
+from camscope.measure.choose import Choice
+from camscope.measure.standing import Standing
 
 
 @dataclass(frozen=True)

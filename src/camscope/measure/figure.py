@@ -26,7 +26,7 @@ def drawn(lines: Mapping[str, Sequence[Line]], suffix: str = ".png", title: str 
         raise MissingExtraError("matplotlib", "metrics") from error
     known = {name: some for name, own in lines.items() if (some := [one for one in own if one.estimate is not None])}
     if not known:
-        raise InputError("no metric has a value: there is nothing to draw")
+        raise InputError("there is nothing to draw: no value is defined")
     across = 2 if len(known) == 4 else min(COLUMNS, len(known))  # four are a square
     rows, most = -(-len(known) // across), max(map(len, known.values()))
     size = max(5.4, 4.6 * across), rows * (0.95 + ROW * most) + 0.3 + 0.35 * bool(title)

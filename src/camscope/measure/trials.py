@@ -49,7 +49,8 @@ class Trials:
     def _of_kind(self, cases: Sequence[Case]) -> list[Row]:
         """In halves, where memory ends."""
         if cases[0].x is None:
-            return [valued(case.first, one.name, None, case.reason) for case in cases for one in self.metrics]
+            each = [(one.name, fill) for one in self.metrics for fill in self._fills(one)]
+            return [valued(case.first, name, None, case.reason, fill=fill) for case in cases for name, fill in each]
         try:
             return list(self._of_batch(cases))
         except torch.OutOfMemoryError:
@@ -79,12 +80,16 @@ class Trials:
         fills = self.fills if any(one.filled for one in metrics) else self.fills[:1]
         trials = {fill: Trial(judged.heat, scores, fill, self.steps, region) for fill in fills}
         for one in metrics:
-            for fill in self.fills if one.filled else (None,):
+            for fill in self._fills(one):
                 trial = trials[fill or self.fills[0]]
                 found = one(trial) if one.needs == "trial" else one(trial, judged.maps_of)
                 for row, number, reason in zip(judged.rows, found.numbers, found.reasons, strict=True):
                     if row is not None:
                         yield valued(row, one.name, number, reason or None, control=judged.control, fill=fill)
+
+    def _fills(self, metric: Metric) -> Sequence[str | None]:
+        """Under which it has a number each."""
+        return self.fills if metric.filled else (None,)
 
     def _of_explainers(self, case: Case, x: Tensor) -> Iterator[Row]:
         """What metrics say of those who made the maps of a case (1,C,*S), and of such that know nothing."""

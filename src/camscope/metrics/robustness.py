@@ -89,20 +89,44 @@ def agreements(
     Compared on the pixels of x that both inputs show; `similarity`: "spearman", "pearson" or "jaccard". `epsilon`: how
     far the class's probability may move; of a question that is not one class's, the score, in shares of its size.
     """
+    return agreements_of(Probe.of(tool, single(x), target), changes, similarity, epsilon)[0]
+
+
+def agreements_of(
+    probe: Probe, changes: Sequence[Change] = USUAL, similarity: str = "spearman", epsilon: float = EPSILON
+) -> list[list[Agreement]]:
+    """[sample][change]: the agreements of each sample of a probe, whose passes are shared."""
     if similarity not in (known := ("spearman", "pearson", "jaccard")):
         raise InputError(f"similarity={similarity!r}: expected one of {', '.join(known)}, which need no whole picture")
     if not changes:
         raise InputError("changes is empty: name one at least, such as Shift(2)")
-    probe = Probe.of(tool, single(x), target)
-    changed, owners = torch.cat([change.applied(x) for change in changes]), [0] * len(changes)
-    maps = probe.maps(torch.cat([x, changed]), [0, *owners])
-    moved = np.abs(probe.chances_of(changed, owners) - probe.chances[0])
-    if probe.score.classes is None and abs(probe.chances[0]) > 0:
-        moved = moved / abs(probe.chances[0])
-    size, found = tuple(x.shape[2:]), []
-    clean = Placement.identity(size).project(finite(maps[0]))[0]
-    for change, heat, gap in zip(changes, maps[1:], moved, strict=True):
-        value, share, reason = _compared(clean, *change.carried_back(heat, size), similarity)
+    x, count = probe.x, len(probe.x)
+    changed, owners = torch.cat([change.applied(x) for change in changes]), list(range(count))
+    maps = probe.maps(torch.cat([x, changed]), owners * (1 + len(changes)))
+    others = maps[count:].reshape(len(changes), *maps[:count].shape)
+    moved = np.abs(probe.chances_of(changed, owners * len(changes)).reshape(len(changes), count) - probe.chances)
+    if probe.score.classes is None:
+        moved = moved / np.where(np.abs(probe.chances) > 0, np.abs(probe.chances), 1)
+    return [
+        _agreements(maps[n], others[:, n], moved[:, n], tuple(x.shape[2:]), changes, similarity, epsilon)
+        for n in owners
+    ]
+
+
+def _agreements(
+    heat: Floats,
+    others: Floats,
+    moved: Floats,
+    size: tuple[int, ...],
+    changes: Sequence[Change],
+    similarity: str,
+    epsilon: float,
+) -> list[Agreement]:
+    """Of one sample's map with those (changes,*s) of its changed inputs."""
+    found = []
+    clean = Placement.identity(size).project(finite(heat))[0]
+    for change, other, gap in zip(changes, others, moved, strict=True):
+        value, share, reason = _compared(clean, *change.carried_back(other, size), similarity)
         found.append(Agreement(change, value, share, float(gap), bool(gap < epsilon), reason))
     return found
 
