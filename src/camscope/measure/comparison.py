@@ -5,7 +5,7 @@ import html
 import io
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from camscope.batch import Run
 from camscope.errors import InputError, OutputError
 from camscope.explainers import Explainer
 from camscope.files import write_bytes
-from camscope.measure.agreement import KEY, Agreement, Key, agree, folder_of
+from camscope.measure.agreement import KEY, Key, agree, folder_of
 from camscope.measure.evidence import Evidence
+from camscope.measure.findings import Findings
 from camscope.measure.making import none_known
 from camscope.measure.names import named
-from camscope.measure.run import STEPS, Measures, evidence_for, measure
+from camscope.measure.run import STEPS, evidence_for, measure
 from camscope.measure.sentences import sentences
 from camscope.measure.summary import Line, summarised
 from camscope.metrics import METRICS
@@ -37,39 +38,8 @@ FIRST = (
 FORMATS = (".png", ".svg", ".pdf")
 
 
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """Methods and layers of a run, over its images. `lines`: [metric], the best first, controls among them.
-
-    `names`: of each method, by name, layer, settings and whether it is a control; the layer only where a method has several.
-    `seconds`: of each, an image. `evidence`: where it is known to be, for the figure.
-    """
-
-    run: Run = field(repr=False)
-    measures: Measures = field(repr=False)
-    lines: Mapping[str, Sequence[Line]] = field(repr=False)
-    agreement: Agreement = field(repr=False)
-    names: Mapping[tuple[Key, bool], str]
-    seconds: Mapping[Key, float]
-    images: int
-    evidence: Evidence | None = field(default=None, repr=False)
-
-    def name(self, line: Line) -> str:
-        """The name of a line's method."""
-        return self.names[(line.method, line.layer, line.parameters), line.control]
-
-    @property
-    def methods(self) -> list[str]:
-        """Their names, in the run's order."""
-        return [self.names[key, False] for key in self.agreement.keys]
-
-    @property
-    def title(self) -> str:
-        """What all have in common: the model, the layer where there is one of them, how many images."""
-        layers = {key[1] for key in self.agreement.keys} - {None}
-        model, layer = self.run.facts["made_with"]["model"]["source"], layers.pop() if len(layers) == 1 else None
-        plural = "s" if self.images != 1 else ""
-        return " · ".join(filter(None, (Path(model).name, layer, f"{self.images} image{plural}")))
+class Compared(Findings):
+    """Findings as numbers, sentences and a figure."""
 
     @cached_property
     def sentences(self) -> tuple[str, ...]:
@@ -92,16 +62,6 @@ class Compared:
                 told = {f"{name}{end}": gap and getattr(gap, part) for name, gap in gaps.items() for end, part in ENDS}
                 rows.append({**facts, "control": line.control, **numbers, **told, "seconds": self.seconds.get(key)})
         return rows
-
-    def correlations(self) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-        """(M,M): the mean Spearman correlation of the methods' maps, in the order of `methods`; NaN where there is none."""
-        count = len(self.agreement.keys)
-        made = np.eye(count)
-        for i in range(count):
-            for j in range(i + 1, count):
-                one = self.agreement.estimates.get((i, j))
-                made[i, j] = made[j, i] = np.nan if one is None else one.mean
-        return made
 
     def figure(self, *, examples: int | None = None, seed: int = 0) -> "Figure":
         """Intervals of every metric, what the maps have in common, and `examples` drawn by `seed`: a figure of matplotlib.

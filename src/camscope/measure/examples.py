@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from camscope.batch.sight import original, thumbnail
 from camscope.errors import UndefinedError
 from camscope.explanation import Explanation, Pixels
 from camscope.measure.evidence import Mask
-
-if TYPE_CHECKING:
-    from camscope.measure.comparison import Compared
+from camscope.measure.findings import Findings
 
 ROWS = 240  # pixels of a picture's height
 LONGEST = 22  # letters of a caption
@@ -32,7 +30,7 @@ class Example:
     mask: Mask | None
 
 
-def examples(found: "Compared", methods: Sequence[str], count: int, seed: int) -> list[Example]:
+def examples(found: Findings, methods: Sequence[str], count: int, seed: int) -> list[Example]:
     """At most `count` images, drawn by `seed` among those of which every method has a map, of the first target of each."""
     keys = {key: name for (key, control), name in found.names.items() if not control and name in methods}
     chosen: list[dict[str, dict[str, Any]]] = []
@@ -51,12 +49,12 @@ def examples(found: "Compared", methods: Sequence[str], count: int, seed: int) -
     return [_example(found, one) for one in chosen]
 
 
-def _drawn(found: "Compared", seed: int) -> Iterator[int]:
+def _drawn(found: Findings, seed: int) -> Iterator[int]:
     rows = np.unique(found.run.dataset.to_table(columns=["row"])["row"].to_numpy())
     yield from np.random.default_rng(seed).permutation(rows).tolist()
 
 
-def _rows(found: "Compared", row: int) -> list[dict[str, Any]]:
+def _rows(found: Findings, row: int) -> list[dict[str, Any]]:
     """Of one image and its first target."""
     every = as_dicts(found.run.dataset.to_table(filter=arrow("dataset").field("row") == row))
     return [one for one in every if one["target"] == every[0]["target"]]
@@ -66,7 +64,7 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     return row["method"], row["layer"], row["parameters"]
 
 
-def _example(found: "Compared", rows: Mapping[str, Mapping[str, Any]]) -> Example:
+def _example(found: Findings, rows: Mapping[str, Mapping[str, Any]]) -> Example:
     first = next(iter(rows.values()))
     photo, _ = original(found.run, first)
     size = tuple(first["image_size"])
@@ -91,7 +89,7 @@ def _caption(row: Mapping[str, Any]) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _mask(found: "Compared", row: Mapping[str, Any], size: tuple[int, ...]) -> Mask | None:
+def _mask(found: Findings, row: Mapping[str, Any], size: tuple[int, ...]) -> Mask | None:
     if found.evidence is None:
         return None
     try:

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from camscope.errors import MissingExtraError
 from camscope.measure.examples import Example, examples
+from camscope.measure.findings import Findings
 from camscope.measure.forest import ACROSS, arranged, forest
-
-if TYPE_CHECKING:
-    from camscope.measure.comparison import Compared
 
 WIDE, ROW = 13.0, 0.24  # inches: the figure, a row of the forest
 CELL, WIDER, HIGHEST = 0.42, 0.72, 2.2  # a cell of the matrix, one with an interval in it, a picture
@@ -22,7 +20,7 @@ FAINT = 0.12  # below the least correlation, so that no cell is as white as pape
 LIGHT = 1.25  # where the colours would end: a correlation of 1 is not as dark as ink
 
 
-def poster(found: "Compared", count: int | None, seed: int) -> Any:
+def poster(found: Findings, count: int | None, seed: int) -> Any:
     """One figure of matplotlib; see the module."""
     try:
         figures = import_module("matplotlib.figure")
@@ -70,7 +68,7 @@ def _grid_height(pictures: Sequence[Example], wide: float) -> float:
     return sum(min(HIGHEST, inches) + 0.22 for inches in each) + 0.2
 
 
-def _below(home: Any, found: "Compared", order: Sequence[str], pictures: Sequence[Example], side: float) -> None:
+def _below(home: Any, found: Findings, order: Sequence[str], pictures: Sequence[Example], side: float) -> None:
     if len(order) < 2:
         _grid(home, pictures)
     elif not pictures:
@@ -82,7 +80,7 @@ def _below(home: Any, found: "Compared", order: Sequence[str], pictures: Sequenc
         _grid(right.subfigures(2, 1, height_ratios=[height, max(1e-3, side - height)])[0], pictures)
 
 
-def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
+def _matrix(home: Any, found: Findings, order: Sequence[str]) -> None:
     """The mean correlation of each two methods, in the forest's order."""
     panel, places = home.subplots(), [found.methods.index(name) for name in order]
     values = found.correlations()[np.ix_(places, places)]
@@ -119,7 +117,7 @@ def _matrix(home: Any, found: "Compared", order: Sequence[str]) -> None:
     )
 
 
-def _cell(found: "Compared", i: int, j: int, count: int) -> str:
+def _cell(found: Findings, i: int, j: int, count: int) -> str:
     one = found.agreement.estimates.get((min(i, j), max(i, j)))
     if one is None:
         return "–"
