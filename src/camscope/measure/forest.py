@@ -37,10 +37,16 @@ def arranged(
     return sorted(places, key=lambda row: (row[1], order[row], nth[firsts.get(row[0], row[0]), row[1]], nth[row]))
 
 
+def grid(count: int) -> tuple[int, int]:
+    """Rows and columns of so many panels: as few rows as can be, and these filled alike."""
+    down = -(-count // ACROSS)
+    return down, -(-count // down)
+
+
 def forest(home: Any, lines: Mapping[str, Sequence[Line]], name: Any, rows: Rows) -> None:
     """Draw it into a figure of matplotlib, or a part of one."""
-    across = min(ACROSS, len(lines))
-    panels = home.subplots(-(-len(lines) // across), across, squeeze=False, sharey=True)
+    down, across = grid(len(lines))
+    panels = home.subplots(down, across, squeeze=False, sharey=True)
     for panel in panels.ravel()[len(lines) :]:
         panel.set_axis_off()
     for n, (metric, own) in enumerate(lines.items()):

@@ -9,7 +9,7 @@ import numpy as np
 from camscope.errors import MissingExtraError
 from camscope.measure.examples import Example, examples
 from camscope.measure.findings import Findings
-from camscope.measure.forest import ACROSS, arranged, forest
+from camscope.measure.forest import arranged, forest, grid
 
 WIDE, ROW = 13.0, 0.24  # inches: the figure, a row of the forest
 CELL, WIDER, HIGHEST = 0.42, 0.72, 2.2  # a cell of the matrix, one with an interval in it, a picture
@@ -47,7 +47,7 @@ def poster(found: Findings, count: int | None, seed: int) -> Any:
 
 
 def _forest_height(metrics: int, rows: int) -> float:
-    return -(-metrics // ACROSS) * (0.85 + ROW * rows) + 0.3
+    return grid(metrics)[0] * (0.85 + ROW * rows) + 0.3
 
 
 def _side(methods: int) -> float:
