@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.nets import conv
-from tests.untouched import untouched
 from torch import nn
 from typer.testing import CliRunner
 
@@ -19,6 +17,8 @@ from camscope.explainers.wrappers import Augmented
 from camscope.images.preprocess import Preprocess
 from camscope.metrics import METRICS, Trial, scoring
 from camscope.phantom import CATEGORIES, draw
+from nets import conv
+from untouched import untouched
 
 pa = pytest.importorskip("pyarrow")
 
@@ -94,11 +94,13 @@ def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
         x = tool.read(place / f"{n}.png").x
         heat = tool.explain(place / f"{n}.png", target).heatmap("input", scale=None)
         for fill in ("mean", "zero"):
-            for name, value in zip(names, by_hand(net, x, heat, target, names, fill, **settings), strict=True):
+            for name, value in zip(
+                names, by_hand(net, x, heat, target, names, fill, ties=[n], **settings), strict=True
+            ):
                 key = (n, tool.name, target, name, fill if METRICS[name].filled else None)
                 assert said[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
         centre = centre_gaussian(x[None].double())[0].numpy()
-        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", **settings)
+        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", ties=[n], **settings)
         assert said[n, "centre", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
     for row in rows:
         assert row["control"] == (row["method"] in FLOORS)
@@ -168,6 +170,8 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
         measure(place / "run", tmp_path / "out", metrics=["deletion"])
     with pytest.raises(InputError, match="ssim compares two maps"):
         measure(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
+    with pytest.raises(InputError, match="tools and preprocess are a model's"):
+        measure(place / "run", tmp_path / "out", preprocess="imagenet")
     assert not (tmp_path / "out").exists()
     few = {"metrics": ["average-drop"], "model": net}
     for n in range(2):

@@ -51,11 +51,13 @@ class Case:
 class Judged:
     """A map of each case: `heat` (N,*S) in score units on the model's input, and its row; None and NaN where there is none.
 
-    `maps_of`: the maps that the same method makes of other images, if that can be had.
+    `ties`: a seed for each, its image's number; `maps_of`: the maps that the same method makes of other images, if that can
+    be had.
     """
 
     heat: Tensor
     rows: Sequence[Row | None]
+    ties: Sequence[int]
     maps_of: Maker | None
     control: bool = False
 
@@ -90,7 +92,7 @@ def stored(
         maps = [none if row is None else again.run.explanation(row).heatmap("input", scale=None) for row in rows]
         tool = tools.get(slot[0])
         maps_of = None if tool is None else _maker(tool, x, questions)
-        yield Judged(torch.from_numpy(np.stack(maps)), rows, maps_of)
+        yield Judged(torch.from_numpy(np.stack(maps)), rows, numbers_of(cases), maps_of)
 
 
 def blind(again: Again, cases: Sequence[Case], x: Tensor) -> Iterator[Judged]:
@@ -103,7 +105,13 @@ def blind(again: Again, cases: Sequence[Case], x: Tensor) -> Iterator[Judged]:
         )
 
     for name in FLOORS:
-        yield Judged(named(name)(x), [of_control(case.first, name) for case in cases], named(name), control=True)
+        rows = [of_control(case.first, name) for case in cases]
+        yield Judged(named(name)(x), rows, numbers_of(cases), named(name), control=True)
+
+
+def numbers_of(cases: Sequence[Case]) -> list[int]:
+    """Of the images of cases, in the run."""
+    return [case.first["row"] for case in cases]
 
 
 def _maker(tool: Explainer, x: Tensor, questions: Any) -> Maker:

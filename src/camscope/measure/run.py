@@ -68,6 +68,8 @@ def measure(
     asked = chosen(metrics, masks is not None, model is not None)
     plain = Measuring(made, [one for one in asked if one.needs not in ASKING], evidence_for(masks, made, categories))
     trials = None
+    if model is None and (tools or preprocess is not None):
+        raise InputError("tools and preprocess are a model's: pass it as well (model=, or --model)")
     if model is not None:
         asking = [one for one in asked if one.needs in ASKING]
         again = Again.of(made, model, preprocess)
@@ -113,7 +115,8 @@ class Measures:
         return f"{Path(run['model']['source']).name} · {run['manifest']['rows']:,} images"
 
     def table(self, where: str | None = None) -> "pa.Table":
-        """row, id, method, layer, parameters, target, label, control, metric, fill, value, reason, and the manifest's columns.
+        """row, id, method, layer, parameters, target, label, control, metric, fill, value, reason, and the manifest's columns
+        but those that bear one of these names.
 
         `where`: DuckDB's SQL over them, as in `Run.query`.
         """

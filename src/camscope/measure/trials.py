@@ -78,7 +78,7 @@ class Trials:
         """What metrics say of a map of each case."""
         region = self.region or max(1, min(scores.x.shape[2:]) // ALONG)
         fills = self.fills if any(one.filled for one in metrics) else self.fills[:1]
-        trials = {fill: Trial(judged.heat, scores, fill, self.steps, region) for fill in fills}
+        trials = {fill: Trial(judged.heat, scores, fill, self.steps, region, ties=judged.ties) for fill in fills}
         for one in metrics:
             for fill in self._fills(one):
                 trial = trials[fill or self.fills[0]]
