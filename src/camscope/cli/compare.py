@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from camscope.explainers.method import Method
     from camscope.explainers.run import Watch
 
-EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,layercam,eigencam"
+EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 ALPHA = 0.85
 LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
 
