@@ -3,7 +3,6 @@
 import base64
 import html
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
@@ -18,8 +17,8 @@ from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
 from camscope.explainers.arrangement import Entry, arranged, at_layers, common
 from camscope.explainers.base import Explainer, kind_of
+from camscope.explainers.clock import Clock
 from camscope.explainers.inputs import ALONE, Companions
-from camscope.explainers.method import Method
 from camscope.explainers.run import Watch
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
@@ -214,7 +213,7 @@ def compare_each(
     watch: Watch | None = None,
 ) -> Comparison:
     """Comparison of explainers of one model; see `compare`."""
-    riders, clock = witnesses(tools), _Clock(watch)
+    riders, clock = witnesses(tools), Clock(watch)
     if leave_out:
         every, found = explain_suited(tools, image, targets, companions, riders=riders, watch=clock)
         tools, riders = [t for t in every if not isinstance(t, Witness)], [t for t in every if isinstance(t, Witness)]
@@ -233,31 +232,6 @@ def compare_each(
     return Comparison(
         tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
     )
-
-
-class _Clock:
-    """Seconds that each method took: what a pass took is shared out evenly among those that shared it."""
-
-    def __init__(self, watch: Watch | None) -> None:
-        self._watch, self._seconds = watch, dict[int, float]()
-        self._working, self._since = list[Method](), time.perf_counter()
-
-    def __call__(self, tools: Sequence[Method]) -> None:
-        self._note()
-        self._working = [tool for tool in tools if not isinstance(tool, Witness)]
-        if self._watch is not None and self._working:
-            self._watch(self._working)
-
-    def of(self, tool: Method) -> float:
-        """Seconds of one method; asked when all is done."""
-        self._note()
-        return self._seconds.get(id(tool), 0.0)
-
-    def _note(self) -> None:
-        now = time.perf_counter()
-        for tool in self._working:
-            self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
-        self._working, self._since = [], now
 
 
 def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
