@@ -218,7 +218,7 @@ class Explanation:
     @property
     def _is_volume(self) -> bool:
         """Whether three axes are a volume's: it is grey, or has a place in the world; a video has neither."""
-        if self.heat.ndim != 3 or getattr(self, "world", None) is not None:
+        if self.heat.ndim != 3 or self.world is not None:
             return self.heat.ndim == 3
         return self.seen is None or self.seen.ndim != 4 or bool((self.seen[..., 0] == self.seen[..., 1]).all())
 
@@ -319,7 +319,7 @@ class Explanation:
 
     def _in_world(self, size: Size) -> tuple[npt.NDArray[np.float64] | None, tuple[float, float, float] | None]:
         """(4,4) from voxels of the original, of the input or of the grid to millimetres, and millimetres a voxel."""
-        world, spacing = getattr(self, "world", None), getattr(self, "spacing", None)
+        world, spacing = self.world, None
         if size == "image":
             return world, spacing
         if self.placement is None:

@@ -106,7 +106,7 @@ class Comparison:
         )
 
     def _cells(
-        self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None, rows: int | None
+        self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None, rows: int | None = None
     ) -> list[list[render.Cell | None]]:
         """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
         first, drawn = self.explanations[0], {}

@@ -32,6 +32,7 @@ GREYS, RAMP = 52, 64  # of a GIF's 256 colours: levels of grey, and steps of the
 NEUTRAL = 6  # colours whose channels differ less are greys
 FRAMES = 96  # of a longer way
 SECONDS = 8.0
+LARGEST = 360  # pixels of the longest side, unless asked for: every slice is in the file
 
 
 def animate(
@@ -52,7 +53,7 @@ def animate(
     """
     view = volume.view(axis)
     numbers = evenly(volume.shape[view.normal], most, volume.peak[view.normal])
-    factor = volume.finest(size)
+    factor = volume.finest(size) if size else min(volume.finest(None), LARGEST / max(volume.extent))
     letters = letter_size(round(factor * max(volume.millimetres(view))))
     beside = _beside(volume, view, factor, letters, caption)
     made = (_frame(volume, view, number, factor, letters, beside) for number in numbers)
