@@ -157,7 +157,7 @@ def _lying_field(data: bytearray, rng: np.random.Generator) -> bytes:
         wide = data[at + 4 : at + 6].isalpha()
         if rng.random() < 0.25:
             data[at + 6 : at + 8] = int(rng.choice(NUMBERS)).to_bytes(2, "little")
-        elif data[at + 4 : at + 6] in (b"IS", b"DS"):
+        elif bytes(data[at + 4 : at + 6]) in (b"IS", b"DS"):
             length = int.from_bytes(data[at + 6 : at + 8], "little")
             words = (b"99999999", b"-1", b"0", b"1e308", b"nan", b"1\\2", b"2147483647", b"x")
             data[at + 8 : at + 8 + length] = words[rng.integers(len(words))].ljust(length)[:length]

@@ -29,6 +29,9 @@ HEAVY = [
     "typer",
     "timm",
     "transformers",
+    "pydicom",
+    "nibabel",
+    "SimpleITK",
 ]
 IMAGES = (".png", ".jpg", ".jpeg")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from camscope.errors import ImageError, MissingExtraError
 from camscope.images.private import scan_name, told
-from camscope.images.scan import Scan, check_size, not_finite
+from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, selected
 
 SUFFIXES = (".nrrd", ".mha", ".mhd")
@@ -45,16 +46,28 @@ def _check_header(path: Path, name: str) -> None:
         if re.search(rb"(?im)^data ?file\s*:", head.split(b"\n\n")[0].split(b"\r\n\r\n")[0]):
             raise ImageError(f"{name}: a NRRD header whose voxels are in another file; save both as one .nrrd")
         return
-    found = re.search(rb"(?im)^\s*ElementDataFile\s*=\s*([^\r\n]+)", head)
+    found = re.search(rb"(?im)^\s*ElementDataFile\s*=\s*([^\r\n]+)\r?\n?", head)
     if found is None:
         raise ImageError(f"{name}: this is not a MetaImage file: it does not say where its voxels are")
     beside = found[1].strip().decode("latin-1")
-    if beside.upper() == "LOCAL":
-        return
-    if kind == ".mha" or not re.fullmatch(r"[\w.+-]+", beside) or beside.upper() == "LIST" or ".." in beside:
+    local = beside.upper() == "LOCAL"
+    if not local and (
+        kind == ".mha" or not re.fullmatch(r"[\w.+-]+", beside) or beside.upper() == "LIST" or ".." in beside
+    ):
         raise ImageError(f"{name}: its voxels are in another file that is not beside it; save both as one .mha")
-    with opened(path.with_name(beside), name):
-        pass
+    if re.search(rb"(?im)^\s*CompressedData\s*=\s*T", head[: found.start()]):
+        _check_packed(path if local else path.with_name(beside), found.end() if local else 0, name)
+
+
+def _check_packed(path: Path, start: int, name: str) -> None:
+    """The checksum of packed voxels: ITK unpacks as far as it gets, and takes the rest for zeros."""
+    inflater, left = zlib.decompressobj(), 8 * MAX_VOXELS
+    with opened(path, name) as file:
+        file.seek(start)
+        while not inflater.eof and left > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
+            left -= len(inflater.decompress(data, 1 << 22))
+    if not inflater.eof:
+        raise ImageError(f"{name}: its packed voxels are cut off, or more than the limit")
 
 
 def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:

@@ -187,5 +187,5 @@ def _place(header: Any, axes: int) -> tuple[Array | None, tuple[float, ...] | No
 def header_of(source: Path | bytes) -> Any:
     """Nibabel's header of a NIfTI file, as it is there."""
     name = scan_name(source)
-    with told(name), opened(source, name) as file, _unpacked(file) as stream:
+    with told(name), opened(source, name) as file, unpacked(file) as stream:
         return _header(stream, name)[0]

@@ -83,9 +83,14 @@ def told(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise ImageError(f"{name}: there is no such file") from None
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise ImageError(f"{name}: it cannot be read: {reason}") from None
+        if not error.errno:  # a decoder's, not the system's
+            raise _damaged(name, error) from None
+        raise ImageError(f"{name}: it cannot be read: {os.strerror(error.errno)}") from None
     except MemoryError:
         raise ImageError(f"{name}: there is not enough memory for it") from None
     except Exception as error:
-        raise ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)") from None
+        raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> ImageError:
+    return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)")

@@ -1,14 +1,14 @@
 """PNG and TIFF as scans: the numbers as they are stored, 16 bits and floats too, and nothing scaled."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
 from camscope.images.private import scan_name, told
-from camscope.images.scan import Scan, check_size, not_finite
+from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, paths_of, selected
 
 if TYPE_CHECKING:
@@ -30,18 +30,28 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
     name = scan_name(path)
     with told(name):
         frame = agreed(selector, frame, "frame", name)
-        with opened(path, name) as file, Image.open(file, formats=FORMATS) as image:
-            scan = _scan(image, frame, name, paths_of(path))
+        try:
+            with opened(path, name) as file, Image.open(file, formats=FORMATS) as image:
+                scan = _scan(image, _limit(file), frame, name, paths_of(path))
+        except Image.DecompressionBombError:
+            raise ImageError(
+                f"{name}: Pillow refuses it: more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels"
+            ) from None
         return scan if window is None else scan.windowed(window)
 
 
-def _scan(image: "Image", frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
+def _limit(file: BinaryIO) -> int:
+    """Pixels that a file of this size can hold: no codec packs a grey or colour pixel to less than a thousandth."""
+    return min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
+
+
+def _scan(image: "Image", limit: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     pages = int(getattr(image, "n_frames", 1))
     if frame is not None and not 0 <= frame < pages:
         raise ImageError(f"{name}: frame {frame} is out of range: the file has {pages} (0..{pages - 1})")
     wanted = list(range(pages)) if frame is None else [frame]
     check_size((len(wanted), image.height, image.width), name)
-    arrays = [_page(image, page, name) for page in wanted]
+    arrays = [_page(image, page, limit, name) for page in wanted]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
         raise ImageError(f"{name}: its {pages} pages are not alike; choose one: file#0 .. file#{pages - 1}")
     colour = arrays[0].ndim == 3
@@ -53,10 +63,11 @@ def _scan(image: "Image", frame: int | None, name: str, sources: tuple[Path, ...
     return Scan(values, name, colour=colour, steps=(*taken, *stored), flags=flags, sources=sources)
 
 
-def _page(image: "Image", page: int, name: str) -> Array:
+def _page(image: "Image", page: int, limit: int, name: str) -> Array:
     if page or image.tell():
         image.seek(page)
-    check_size((image.height, image.width), name)
+    # a fax page of single bits may be nearly nothing
+    check_size((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else limit)
     if image.mode == "RGB":
         return np.array(image)
     if image.mode not in GREY:

@@ -111,7 +111,7 @@ def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> No
     for side in shape:  # Python's numbers: numpy's would overflow
         count *= int(side)
     if count > limit:
-        raise ImageError(f"{name}: {size} values are more than the limit of {limit}")
+        raise ImageError(f"{name}: {size} values are more than the limit of {limit} for such a file")
 
 
 def not_finite(values: Array) -> tuple[str, ...]:

@@ -36,11 +36,11 @@ def is_scan(source: object) -> bool:
     path, _ = selected(source)
     if path.name.lower().endswith(PICTURES):
         return False
-    if path.name.lower().endswith(MEDICAL) and not path.is_dir():
-        return True
     try:
-        return _has_scans(path) if path.is_dir() else path.is_file() and _begins_as_scan(path)
-    except OSError:
+        if path.is_dir():
+            return _has_scans(path)
+        return path.name.lower().endswith(MEDICAL) or (path.is_file() and _begins_as_scan(path))
+    except (OSError, ValueError):  # no name that a file could have
         return False
 
 

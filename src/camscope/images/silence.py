@@ -1,6 +1,7 @@
 """Libraries that read images, kept from speaking to the console or to a log while they do."""
 
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -8,11 +9,12 @@ from contextlib import ExitStack, contextmanager
 
 # a warning counts as that of the module it points to, which may be the one that called the library
 MODULES = r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images|camscope\.medical)(\.|$)"
-LOGGERS = ("pydicom", "highdicom", "nibabel", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
+LOGGERS = ("pydicom", "highdicom", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
 
 _lock = threading.Lock()
 _users = 0
 _state = ExitStack()
+_hushed: set[str] = set()
 
 
 @contextmanager
@@ -21,8 +23,12 @@ def silent() -> Iterator[None]:
     global _users
     with _lock:
         if not _users:
-            _hush(_state)
+            _state.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=MODULES)
         _users += 1
+        for name in LOGGERS:  # of libraries that are there: a level costs more to change than a photograph to open
+            if name not in _hushed and name.partition(".")[0] in sys.modules:
+                _hush(name)
     try:
         yield
     finally:
@@ -30,12 +36,11 @@ def silent() -> Iterator[None]:
             _users -= 1
             if not _users:
                 _state.close()
+                _hushed.clear()
 
 
-def _hush(state: ExitStack) -> None:
-    state.enter_context(warnings.catch_warnings())
-    warnings.filterwarnings("ignore", module=MODULES)
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        state.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.CRITICAL + 1)
+def _hush(name: str) -> None:
+    logger = logging.getLogger(name)
+    _state.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.CRITICAL + 1)
+    _hushed.add(name)
