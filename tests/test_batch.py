@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from camscope import GradCAM, LayerCAM, load_model
+from camscope import RISE, GradCAM, LayerCAM, load_model
 from camscope.errors import ImageError, InputError, LayerError, OutputError, PreprocessError, RunError, TargetError
 
 pa = pytest.importorskip("pyarrow")
@@ -583,3 +583,15 @@ def test_times_of_pandas_go_along_in_microseconds_for_python_knows_no_finer_ones
     assert made.table["exact"].to_pylist()[1].endswith("000000001")
     run_batch(GradCAM(model), made, tmp_path / "out")
     assert Run(tmp_path / "out").table()["taken"].to_pylist()[0].timestamp() == whole / 1e9
+
+
+def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
+    """Two share a pass and its price, the third takes 64 passes of its own."""
+    GradCAM(model).attribute(torch.zeros(1, 1, 128, 128))  # whatever is slow the first time
+    run_batch([GradCAM(model), RISE(model, samples=64), LayerCAM(model)], folder, tmp_path / "run")
+    each = {}
+    for row in Run(tmp_path / "run").table(["method", "seconds", "status"]).to_pylist():
+        if row["status"] != "failed":
+            each.setdefault(row["method"], []).append(row["seconds"])
+    assert each["gradcam"] == each["layercam"]
+    assert 0 < 2 * np.median(each["gradcam"]) < np.median(each["rise"])

@@ -450,3 +450,19 @@ def test_what_cannot_be_asked_is_refused():
                 call()
     with pytest.raises(InputError, match="inside the `with"):
         METRICS["insertion"](trial)
+
+
+def test_ties_of_each_image_may_have_an_order_of_their_own():
+    """Of five images alike under a constant map: one seed, one number; seeds of their own, that of each by itself."""
+    torch.manual_seed(0)
+    model, x = Linear(torch.randn(36)), torch.rand(1, 1, 6, 6, dtype=torch.float64).repeat(5, 1, 1, 1)
+    with scoring(model, x, 0) as scores:
+        heat = torch.ones(5, 6, 6)
+        one = METRICS["deletion"](Trial(heat, scores, steps=6)).array
+        each = METRICS["deletion"](Trial(heat, scores, steps=6, ties=range(5))).array
+        again = [METRICS["deletion"](Trial(heat, scores, steps=6, seed=seed))[0] for seed in range(5)]
+        with pytest.raises(InputError, match="2 seeds of ties for 5 images"):
+            Trial(heat, scores, ties=[0, 1])
+    np.testing.assert_allclose(one, one[0])
+    np.testing.assert_allclose(each, again, rtol=1e-6)
+    assert np.ptp(each) > 0

@@ -131,14 +131,14 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
         place / "run", tmp_path / "out", place / "masks", ["enrichment"], told=lambda *at: seen.append(at)
     ).table()
     assert again.equals(whole)
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(5, 12), *((n, 12) for n in range(6, 11)), (12, 12)]
     with pytest.raises(InputError, match="no metrics of a run"):
         Measures(place / "run")
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
         measure(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
     with pytest.raises(InputError, match="needs to know where the evidence is"):
         measure(place / "run", tmp_path / "new", None, ["enrichment"])
-    with pytest.raises(InputError, match="stability needs more than the maps that a run holds"):
+    with pytest.raises(InputError, match="stability asks the model: pass the one that the run is of"):
         measure(place / "run", tmp_path / "out", metrics=["sparseness", "stability"])
     with pytest.raises(InputError, match="no metric 'hit'; there are"):
         measure(place / "run", tmp_path / "new", place / "masks", ["hit"])

@@ -388,7 +388,11 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
     case = draw(7, "nodule")
     names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for n in range(2):
+        Image.fromarray(draw(n, "nodule").image).save(tmp_path / "photos" / f"{n}.png")
     exec(code, names)
+    assert (tmp_path / "compared.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "sanity.png").stat().st_size > 10_000
     named = set(re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*)", page, re.MULTILINE))
     told_of = {name for row in named for name in re.findall(r"[a-z-]+", row)} | {"random-logit"}

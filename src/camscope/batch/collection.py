@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import PRIVATE, Numbered, arrow, placed
-from camscope.batch.private import privately
+from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow, placed
+from camscope.batch.private import Places, privately
 from camscope.batch.query import Pieces, Query, as_dicts
 from camscope.batch.reading import bytes_of, sha256_of
 from camscope.batch.rows import FAILED
@@ -82,22 +82,46 @@ class Collection:
 
     def photo(self, row: Mapping[str, Any]) -> Pixels:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
+        source = self.source(row)
+        expect_unchanged(row, source)
+        return seen(source)
+
+    def expect_images(self) -> None:
+        """ImageError where the images are those of a dataset that is not given."""
+        with self._opening:
+            _ = self._images
+
+    def source(self, row: Mapping[str, Any]) -> Any:
+        """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
         root, path = self.facts["root"], row["path"]
         try:
             with self._opening:
                 images = self._images
             if images is not None:
-                source = images[row["row"]]
-            else:
-                path = placed(path, Path(root["folder"]), confined=root["confined"])
-                source = Path(path) if is_medical(path) or Path(path).is_dir() else bytes_of(path)
+                return images[row["row"]]
+            path = placed(path, Path(root["folder"]), confined=root["confined"])
+            return Path(path) if is_medical(path) or Path(path).is_dir() else bytes_of(path)
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        if sha256_of(source) != row["sha256"]:
-            raise ImageError(f"{path}: it has changed since it was explained")
-        return seen(source) if isinstance(source, Path) or is_scan(source) else read_photo(source).pixels
+
+    @property
+    def private(self) -> bool:
+        """Whether the run does not name its files."""
+        return bool(self.facts["made_with"]["manifest"]["dataset"] == PRIVATE)
+
+    @property
+    def origin(self) -> Manifest | None:
+        """What the run was made of, where it was passed to one that does not say so itself."""
+        with self._opening:
+            images = self._images if self.private and self._given is not None else None
+        return images.manifest if isinstance(images, Places) else None
+
+    def named(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row with its path and all columns as the manifest has them, where that is known."""
+        origin = self.origin
+        return row if origin is None else {**row, **origin.rows(row["row"], row["row"] + 1)[0]}
 
     @cached_property
     def _images(self) -> Numbered | None:
@@ -191,8 +215,16 @@ class Collection:
 
 
 def seen(source: Any) -> Pixels:
-    """(H,W,3), or (D,H,W) of a volume: a scan as it is looked at; ImageError where text may be part of the picture."""
+    """(H,W,3), or (D,H,W) of a volume: an image as it is looked at; ImageError where text may be part of a scan's picture."""
+    if not isinstance(source, Path) and not is_scan(source):
+        return read_photo(source).pixels
     scan = read_scan(source)
     if not scan.may_be_shown:
         raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
     return grey(scan)
+
+
+def expect_unchanged(row: Mapping[str, Any], source: Any) -> None:
+    """ImageError unless what a row is of is to the byte what was explained."""
+    if sha256_of(source) != row["sha256"]:
+        raise ImageError(f"{row['path']}: it has changed since it was explained")

@@ -22,6 +22,7 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import in_words, versions
 from camscope.hooks.base import unwrap
+from camscope.images.window import Window
 from camscope.targets import Question
 
 CHUNK = 256  # images in a part
@@ -85,7 +86,7 @@ def run_batch(
     _expect_names(targets)
     manifest = _profiled(manifest_of(source, root), profile, keep)
     worker, store = Worker(each, list(targets), manifest, batch_size, reduced), Store(output)
-    worker = replace(worker, window=window, allow_pixels=allow_pixels)
+    worker = replace(worker, window=_words(window), allow_pixels=allow_pixels)
     plan, made_with = Plan(len(manifest), chunk, shard), facts(worker, chunk)
     if overlays is not None:
         pictures = Pictures(store.folder, overlays, Names.of(made_with["made_with"]), overlay_height)
@@ -113,6 +114,14 @@ def _profiled(manifest: Manifest, profile: Profile | None, keep: Sequence[str]) 
     if keep:
         raise InputError("keep is for the profile 'research': every other run keeps all columns")
     return manifest
+
+
+def _words(window: Any) -> str | None:
+    """As `Window.of` takes it."""
+    if window is None:
+        return None
+    known = Window.of(window)
+    return f"{known.centre:g},{known.width:g},{known.kind}"
 
 
 def _expect_names(targets: Sequence[Question]) -> None:
@@ -145,7 +154,7 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
             },
             "chunk": chunk,
             "reduced": worker.reduced,
-            **({} if worker.window is None else {"window": str(worker.window)}),
+            **({} if worker.window is None else {"window": worker.window}),
         },
         "root": root_of(manifest),
         "versions": dict(versions()),

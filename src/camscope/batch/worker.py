@@ -1,38 +1,31 @@
 """Worker: the rows of some images, whose passes are shared, each image failing for itself."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from camscope.batch import rows
+from camscope.batch.intake import Way, expect_reducible, taken_in
 from camscope.batch.manifest import Manifest
 from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
 from camscope.cards import digest
-from camscope.errors import ImageError, LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
+from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.clock import Clock
 from camscope.explainers.facts import in_words
-from camscope.explainers.inputs import ALONE, Item, item_of, known, picture_of, read_item
+from camscope.explainers.inputs import ALONE, Item, known
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
 from camscope.explainers.scope import home
 from camscope.explainers.together import expect_alike, explanations
-from camscope.explanation import Explanation, Pixels
+from camscope.explanation import Explanation
 from camscope.hooks.base import unwrap
-from camscope.images.metatensor import MonaiTransforms
-from camscope.images.photo import read_photo, read_reduced
-from camscope.images.preprocess import Preprocess
-from camscope.images.scan_preprocess import ScanPreprocess
-from camscope.images.scans import is_scan, read_scan
 from camscope.targets import Question
 
-MARGIN = 4  # twice leaves the maps' ranks correlated at 0.989, four times at 0.994 and more
-HERE = (torch.device("cpu"), torch.float32)  # where inputs wait
 OF_THE_RUN = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that every image would have
 
 
@@ -54,7 +47,7 @@ class Batch:
 class Worker:
     """Explainers of one model, the questions for images whose row asks none, and what goes along.
 
-    `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, `MARGIN` times what it is resized to at least.
+    `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
     `pictures`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_pixels`: scans are drawn on
     although text may be part of their picture.
     """
@@ -72,55 +65,19 @@ class Worker:
         expect_alike(self.tools)
         if self.manifest.images is None:  # a dataset may give the model's own input
             known(self.tools[0].preprocess, "the images")
-        if self.reduced and not isinstance(self.tools[0].preprocess, Preprocess):
-            raise PreprocessError(
-                f"reduced decoding needs to know what an image is resized to, and {self.tools[0].preprocess!r} does not say"
-            )
+        if self.reduced:
+            expect_reducible(self.tools[0])
 
     def read(self, source: Any) -> Item:
         """A file's bytes, or an image of a dataset, as the model takes it, in memory; with a picture only if it is drawn on."""
-        tool = self.tools[0]
-        if isinstance(source, Tensor) and source.dtype != torch.uint8:
-            return tool.read(source)
-        if isinstance(source, Path) or isinstance(tool.preprocess, ScanPreprocess) or is_scan(source):
-            return self._scan(source)
-        pixels, size = self._pixels(source)
-        x, place = known(tool.preprocess, "images")(pixels)
-        place = place and place.on_image_of(size)
-        drawn = self.pictures is not None
-        return Item(
-            x, place, "", pixels if drawn else None, picture_of(x, tool.preprocess) if drawn and not place else None
-        )
-
-    def _scan(self, source: Any) -> Item:
-        """A medical image; without a picture where it is not drawn on, or may not be shown."""
-        preprocess = self.tools[0].preprocess
-        if not (isinstance(source, Path) or self.manifest.images is not None or isinstance(preprocess, ScanPreprocess)):
-            raise ImageError("a medical image whose name does not say so: pass profile='research', or 'clinical'")
-        if isinstance(preprocess, MonaiTransforms) and isinstance(source, Path):
-            item = read_item(source, preprocess, unwrap(self.tools[0].model), HERE)
-        else:
-            scan = read_scan(source, window=self.window)
-            item = item_of(replace(scan, burned_in=False) if self.allow_pixels else scan, preprocess, HERE)
-        return item if self.pictures is not None else replace(item, image=None, seen=None)
-
-    def _pixels(self, source: Any) -> tuple[Pixels, tuple[int, ...]]:
-        """(h,w,3) and the image's own (H,W)."""
-        preprocess = self.tools[0].preprocess
-        if not self.reduced or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
-            pixels = read_photo(source).pixels
-            return pixels, pixels.shape[:2]
-
-        def enough(size: tuple[int, int]) -> tuple[int, int]:
-            height, width = preprocess.resized(size)
-            return MARGIN * height, MARGIN * width
-
-        return read_reduced(source, enough)
+        drawn, nameless = self.pictures is not None, self.manifest.images is None
+        way = Way(self.reduced, drawn, self.window, self.allow_pixels, nameless)
+        return taken_in(source, self.tools[0], way)
 
     def asked(self, one: Loaded) -> Sequence[Question]:
         """The row's own target, or the run's."""
         own = one.row.get("target")
-        return self.targets if own is None else [_question(own)]
+        return self.targets if own is None else [question_of(own)]
 
     def group(self, one: Loaded) -> object:
         """Images of one group share their passes: of one size, asked as many questions, by themselves or by the run."""
@@ -140,32 +97,30 @@ class Worker:
         """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
         if batch.x is None:
             return [row for one in batch.images for row in self._failed(one, one.error or "")]
-        begin = time.perf_counter()
         try:
-            found = self._explained(batch.images, batch.x, draw)
+            return self._explained(batch.images, batch.x, draw)
         except OF_THE_RUN:
             raise
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            found, why = None, str(error)
+            why = str(error)
         except torch.OutOfMemoryError as error:
-            found, why = None, f"out of memory, alone: {error}"
+            why = f"out of memory, alone: {error}"
         except Exception as error:
-            found, why = None, f"{type(error).__name__}: {error}"
-        if found is None:  # only here, where the error is gone, and with it what the pass that failed held
-            torch.cuda.empty_cache()
-            return self._apart(batch, draw, why)
-        seconds = (time.perf_counter() - begin) / max(1, sum(map(len, found)))
-        return [{**row, "seconds": seconds} for own in found for row in own]
+            why = f"{type(error).__name__}: {error}"
+        torch.cuda.empty_cache()  # only here, where the error is gone, and with it what the pass that failed held
+        return self._apart(batch, draw, why)
 
-    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[list[dict[str, Any]]]:
-        """[image]: its rows."""
+    def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[dict[str, Any]]:
+        """The rows, image by image."""
         items = [one.item for one in images if one.item is not None]
         each = [self.asked(one) for one in images]
         questions = [asked_of(self.tools[0], list(column), items, ALONE) for column in zip(*each, strict=True)]
         model = unwrap(self.tools[0].model)
-        runs = run(self.tools, x.to(*home(model), non_blocking=True), questions, warn=False)
+        clock = Clock()
+        runs = run(self.tools, x.to(*home(model), non_blocking=True), questions, watch=clock, warn=False)
+        seconds = [clock.of(tool) / (len(images) * len(questions)) for tool in self.tools]
         digits = digest(model)
         made = [
             explanations(tool, items, made, q, digits)
@@ -173,12 +128,15 @@ class Worker:
             for tool, made in zip(self.tools, runs, strict=True)
         ]
         return [
-            [self._found(one, row, n // len(self.tools), draw) for n, row in enumerate(own)]
+            self._found(one, row, n // len(self.tools), seconds[n % len(self.tools)], draw)
             for one, own in zip(images, zip(*made, strict=True), strict=True)
+            for n, row in enumerate(own)
         ]
 
-    def _found(self, one: Loaded, made: Explanation, which: int, draw: Drawing | None) -> dict[str, Any]:
-        row = rows.found(self._common(one), made, self._said(one, which), 0.0)
+    def _found(
+        self, one: Loaded, made: Explanation, which: int, seconds: float, draw: Drawing | None
+    ) -> dict[str, Any]:
+        row = rows.found(self._common(one), made, self._said(one, which), seconds)
         row["notes"] = [*row["notes"], *one.notes]
         return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
 
@@ -204,7 +162,7 @@ class Worker:
         return None if asked is None else in_words(asked)
 
 
-def _question(given: Any) -> Question:
+def question_of(given: Any) -> Question:
     """A class index or name of a table's cell: CSV has numbers for both."""
     text = str(given)
     return int(text) if text.lstrip("-").isdecimal() else text

@@ -51,8 +51,11 @@ class Bar:
 
 
 @contextlib.contextmanager
-def counting() -> "Iterator[Callable[[Outcome], None]]":
-    """A bar on stderr with rate, failures and time left, told the outcome so far; without a terminal a line every 30 s."""
+def counting(what: str = "") -> "Iterator[Callable[[Outcome], None]]":
+    """A bar on stderr with rate, failures and time left, told the outcome so far; without a terminal a line every 30 s.
+
+    `what`: is counted.
+    """
     console, begun = base.err(), time.monotonic()
     said = begun
     with _progress(console) as drawn:
@@ -62,7 +65,7 @@ def counting() -> "Iterator[Callable[[Outcome], None]]":
             nonlocal said
             now, done = time.monotonic(), so_far.before + so_far.images
             rate = so_far.images / max(now - begun, 1e-9)
-            words = f"{rate:.1f} images/s, {so_far.failures} failed"
+            words = f"{what}{': ' if what else ''}{rate:.1f} images/s, {so_far.failures} failed"
             drawn.update(task, completed=done, total=so_far.total, description=words)
             if not console.is_terminal and now - said >= EVERY and rate:
                 said, left = now, datetime.timedelta(seconds=round((so_far.total - done) / rate))

@@ -1,13 +1,14 @@
-"""`camscope compare`: what several methods, layers and classes make of one image, side by side."""
+"""`camscope compare`: what several methods, layers and classes make of one image, side by side, or of many."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base
+from camscope.cli import asking, bars, base, many, mapping
 from camscope.cli.paths import check_there, picture_file
 from camscope.cli.settings import settings
 
@@ -18,12 +19,19 @@ if TYPE_CHECKING:
     from camscope.explainers.method import Method
     from camscope.explainers.run import Watch
 
-EXAMPLE = "camscope compare camscope-demo/images/1-nodule.png --classes 1,2"
+EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
+ALPHA = 0.85
 LEGEND = "correlation: with the first map of the class; methods that share a pass share its seconds"
 
 
 def run(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="One image file.")],
+    image: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGE|SOURCE",
+            help="One image file; or many, as for camscope batch: a folder, a manifest, or a run.",
+        ),
+    ],
     model: base.ModelOption = "phantom",
     weights: base.WeightsOption = None,
     layers: Annotated[
@@ -42,22 +50,66 @@ def run(
     ] = None,
     preprocess: base.PreprocessOption = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-compare.")
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Of many a folder. Default: one in camscope-compare."),
     ] = None,
     overwrite: base.OverwriteOption = False,
     colormap: base.ColormapOption = "auto",
-    alpha: base.AlphaOption = 0.85,
+    alpha: base.AlphaOption = ALPHA,
     shared_scale: base.SharedScaleOption = False,
     columns: Annotated[int | None, typer.Option(min=1, help="Pictures side by side; default: as many as fit.")] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="Of many: the evidence: a COCO file, a folder of masks, or a column."),
+    ] = None,
+    category: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of many: only these, also such as ask the model, as deletion.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of many: patients or scenes: intervals draw them whole.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Of many: at most so many, drawn by --seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of many: what is drawn; default 0.")] = None,
+    root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin.")] = None,
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Of many: .png, .svg or .pdf; default: one in the folder.")
+    ] = None,
     device: base.DeviceOption = "cpu",
     set_: base.SetOption = None,
 ) -> None:
-    """Compare methods on an image: one figure, the numbers, and which of them are one and the same here."""
+    """Compare methods: of an image one figure, the numbers, and which maps are one and the same; of many by metrics.
+
+    Of many images: a table for each metric, with intervals and differences, what the maps have in common, which methods cannot
+    be told apart, and one figure. Start it again, and it goes on.
+    """
     from camscope.explainers.comparison import USUAL
     from camscope.files import write_bytes
     from camscope.render import encode
 
     questions, path = asking.questions(None, classes), Path(image)
+    if mapping.is_images(image) or mapping.is_run(image):
+        of_one = {
+            "--columns": columns,
+            "--shared-scale": shared_scale,
+            "--colormap": None if colormap == "auto" else colormap,
+        }
+        mapping.expect_none(
+            of_one | {"--alpha": None if alpha == ALPHA else alpha}, "it is for the figure of one image"
+        )
+        wanted = mapping.Wanted(
+            image, model, weights, methods or (None if mapping.is_run(image) else ",".join(USUAL)), layers, questions,
+            preprocess, root, images, seed or 0, masks, category, None if metric is None else base.split(metric), group,
+            device, set_ or [], overwrite,
+        )  # fmt: skip
+        a_run = mapping.is_run(image)
+        many.run(replace(wanted, model=None) if a_run and not wanted.asks else wanted, output, figure)
+        return
+    of_many = {"--masks": masks, "--category": category, "--metric": metric, "--group": group, "--images": images,
+               "--seed": seed, "--root": root, "--figure": figure}  # fmt: skip
+    mapping.expect_none(of_many, f"it is for many images, and {image} is one file")
     kinds = base.methods_of(",".join(USUAL) if methods is None else methods)
     named = None if layers is None else base.split(layers)
     asking.expect_a_layer(kinds, named)
@@ -68,10 +120,10 @@ def run(
     tools = asking.explainers(kinds, net, named, preprocess, keywords)
     with base.remarks() as remarks:
         found = _compared(tools, path, questions, leave_out=methods == "all")
-    figure = found.figure(
+    picture = found.figure(
         scale="shared" if shared_scale else "auto", alpha=look.alpha, colormap=look.colormap, columns=columns
     )
-    write_bytes(file, encode(figure, file.suffix), overwrite=overwrite)
+    write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
     _tell(found, path, file, remarks)
 
 

@@ -1,11 +1,11 @@
-"""`camscope measure`: metrics of the maps of a run, with intervals, beside maps that know nothing."""
+"""`camscope measure`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import bars, base
+from camscope.cli import asking, bars, base, mapping
 from camscope.cli.paths import check_free
 from camscope.files import write_bytes
 
@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from camscope.measure import Measures
     from camscope.measure.summary import Line
 
-EXAMPLE = "camscope measure heatmaps --masks annotations.json -o measures"
+EXAMPLE = "camscope measure heatmaps --masks annotations.json --model resnet50 -o measures"
 SHOWN = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
+ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model, which says the rest in other words
 
 
 def run(
-    source: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run: what camscope batch wrote.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|SOURCE",
+            help="The folder of a run, or images as for camscope batch, whose maps are made first.",
+        ),
+    ],
     masks: Annotated[
         str | None,
         typer.Option(metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."),
@@ -30,9 +37,37 @@ def run(
     category: Annotated[
         str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
     ] = None,
-    metric: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these; default: all that need no model.")
+    metric: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; default: all that are quick.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="The run's, to ask what it answers where what a map shows is removed: 39 passes of the image for each map, "
+            "and for each of four maps that know nothing. Of images the one that is explained, default phantom, which is asked "
+            "only by name, as with --metric deletion.",
+        ),
     ] = None,
+    weights: base.WeightsOption = None,
+    preprocess: base.PreprocessOption = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "--method", metavar="A,B", help="Of images: default gradcam; or all.")
+    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", "--layer", "-l", metavar="A,B", help="Of images.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Of images: where a manifest's relative paths begin.")
+    ] = None,
+    fill: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B", help="What is seen where something is removed: mean, blur, noise, zero, inpainting."
+        ),
+    ] = "mean,blur",
+    steps: Annotated[int, typer.Option(min=1, help="Of removal, each with two passes a fill.")] = 10,
     group: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
     ] = None,
@@ -46,26 +81,40 @@ def run(
         str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
     ] = "camscope-measure",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
+    device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
-    """Judge the maps of a run by where the evidence is, and by what they are like. Start it again, and it goes on."""
-    from camscope.batch import Run
+    """Judge maps by where the evidence is, by what they are like, and with --model by what the model says.
+
+    The maps are those of a run, or are made first. Start it again, and it goes on.
+    """
     from camscope.measure import measure
 
-    made = Run(source)
     names = None if metric is None else base.split(metric)
-    with bars.bar("measuring", 1, base.out()) as bar:
-        found = measure(
-            made,
-            output,
-            masks,
-            names,
-            categories=base.split(category or ""),
-            threads=threads,
-            overwrite=overwrite,
-            told=bar.at,
-        )
-    tables(found, None if names is not None or not masks else SHOWN, figure, where, group, overwrite=overwrite)
+    wanted = mapping.Wanted(
+        source, model, weights, methods, layers, asking.questions(target, None), preprocess, root,
+        masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite,
+    )  # fmt: skip
+    with mapping.resumable(output):
+        made, net, outcome = wanted.mapped(output)
+        with bars.bar("measuring", 1, base.out()) as bar:
+            found = measure(
+                made,
+                output,
+                masks,
+                names,
+                model=net,
+                preprocess=preprocess,
+                fills=base.split(fill),
+                steps=steps,
+                categories=base.split(category or ""),
+                threads=threads,
+                overwrite=overwrite,
+                told=bar.at,
+            )
+    usual = None if names is not None else [*(SHOWN if masks else ()), *(ASKED if net else ())]
+    tables(found, usual or None, figure, where, group, overwrite=overwrite)
+    mapping.tell_failures(outcome)
 
 
 def tables(
@@ -85,12 +134,12 @@ def tables(
     if not table.num_rows:
         base.complain(f"no row matches {where}")
         raise typer.Exit(base.FAILED)
-    lines = {name: own for name, own in summarised(table, group).items() if names is None or name in names}
+    lines = {name: own for name, own in summarised(table, group).items() if names is None or own[0].metric in names}
     for name, own in lines.items():
         console.print(_table(name, own))
     if figure is not None:
         check_free(Path(figure), overwrite)
-        write_bytes(figure, drawn(lines, Path(figure).suffix), overwrite=overwrite)
+        write_bytes(figure, drawn(lines, Path(figure).suffix, found.title), overwrite=overwrite)
     where_to = base.shown(found.folder)
     console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
 
@@ -100,9 +149,10 @@ def _table(name: str, lines: "list[Line]") -> "Table":
 
     from camscope.metrics import METRICS
 
-    way = {True: "more is better", False: "less is better", None: ""}[METRICS[name].higher_is_better]
+    one = METRICS[lines[0].metric]
+    way = {True: " (more is better)", False: " (less is better)", None: ""}[one.higher_is_better]
     table = base.table("method", "mean [95 %]>", "over the best control>", "p>", "n>", "undefined>")
-    table.title, table.title_justify = f"{name}: {METRICS[name].formula}" + (f" ({way})" if way else ""), "left"
+    table.title, table.title_justify = f"{name}: {one.formula}{way}", "left"
     for line in lines:
         estimate, over = line.estimate, line.over_control
         cells = (

@@ -3,7 +3,6 @@
 import base64
 import html
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
@@ -18,8 +17,8 @@ from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.agreement import Coincidence, Witness, coincidences, correlations, witnesses
 from camscope.explainers.arrangement import Entry, arranged, at_layers, common
 from camscope.explainers.base import Explainer, kind_of
+from camscope.explainers.clock import Clock
 from camscope.explainers.inputs import ALONE, Companions
-from camscope.explainers.method import Method
 from camscope.explainers.run import Watch
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
@@ -75,35 +74,45 @@ class Comparison:
         colormap: str = AUTO,
         crop: bool = True,
         columns: int | None = None,
-        height: int = 256,
+        height: int | None = None,
     ) -> Pixels:
         """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`, of every rank.
 
         `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
         between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
-        marking it. `columns`: pictures side by side; `height`: rows of a picture.
+        marking it. `columns`: pictures side by side; `height`: rows of a picture, 256, and 384 of a volume's planes.
         """
         if colormap == AUTO:  # one for all, as the legend is
             signed = any(one.colormap == render.DIVERGING for one in self.explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
         part = _part_shown(self.explanations) if crop else None
+        solid = self.explanations[0].heat.ndim == 3
+        height = height or (384 if solid else 256)
+        rows = height if solid else None  # planes are drawn for the rows that they have
         pictures = [
-            one.overlay(scale=own, alpha=alpha, colormap=colormap)[part or ...]
+            one.overlay(scale=own, alpha=alpha, colormap=colormap, height=rows)[part or ...]
             for one, own in zip(self.explanations, scales, strict=True)
         ]
         title = f"{self.title} · as far as the model saw it" if part else self.title
         legend = _legend(scale, colormap)
         return render.sheet(
-            self._cells(pictures, part), title=title, legend=legend, colormap=colormap, columns=columns, height=height
+            self._cells(pictures, part, rows),
+            title=title,
+            legend=legend,
+            colormap=colormap,
+            columns=columns,
+            height=height,
         )
 
-    def _cells(self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None) -> list[list[render.Cell | None]]:
+    def _cells(
+        self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None, rows: int | None
+    ) -> list[list[render.Cell | None]]:
         """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
         first, drawn = self.explanations[0], {}
         photo = first.image if first.image is not None else first.seen
         if photo is not None and first.heat.ndim != 2:  # a signal or a volume, as a picture
-            photo = first.overlay(alpha=0)
+            photo = first.overlay(alpha=0, height=rows)
         for picture, one, entry in zip(pictures, self.explanations, self.entries, strict=True):
             own = one.answer if one.label != self._asked(entry.question).label else None
             caption = " · ".join(filter(None, (self.columns[entry.column], own)))
@@ -204,7 +213,7 @@ def compare_each(
     watch: Watch | None = None,
 ) -> Comparison:
     """Comparison of explainers of one model; see `compare`."""
-    riders, clock = witnesses(tools), _Clock(watch)
+    riders, clock = witnesses(tools), Clock(watch)
     if leave_out:
         every, found = explain_suited(tools, image, targets, companions, riders=riders, watch=clock)
         tools, riders = [t for t in every if not isinstance(t, Witness)], [t for t in every if isinstance(t, Witness)]
@@ -223,31 +232,6 @@ def compare_each(
     return Comparison(
         tuple(explanations), tuple(places.rows), tuple(places.columns), tuple(places.entries), tuple(groups)
     )
-
-
-class _Clock:
-    """Seconds that each method took: what a pass took is shared out evenly among those that shared it."""
-
-    def __init__(self, watch: Watch | None) -> None:
-        self._watch, self._seconds = watch, dict[int, float]()
-        self._working, self._since = list[Method](), time.perf_counter()
-
-    def __call__(self, tools: Sequence[Method]) -> None:
-        self._note()
-        self._working = [tool for tool in tools if not isinstance(tool, Witness)]
-        if self._watch is not None and self._working:
-            self._watch(self._working)
-
-    def of(self, tool: Method) -> float:
-        """Seconds of one method; asked when all is done."""
-        self._note()
-        return self._seconds.get(id(tool), 0.0)
-
-    def _note(self) -> None:
-        now = time.perf_counter()
-        for tool in self._working:
-            self._seconds[id(tool)] = self._seconds.get(id(tool), 0.0) + (now - self._since) / len(self._working)
-        self._working, self._since = [], now
 
 
 def _part_shown(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:

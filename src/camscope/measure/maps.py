@@ -1,26 +1,32 @@
-"""The arrays that metrics judge: a map and its mask on the pixels that the model was shown, and maps that know nothing."""
+"""The arrays that metrics judge: a map and its mask on what the model was shown, and maps that know nothing. Any axes."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from camscope.errors import UndefinedError
 from camscope.explainers.controls import centre_gaussian, edges
-from camscope.explanation import Explanation, Pixels
+from camscope.explanation import Explanation
 from camscope.geometry import Placement
+from camscope.images.photo import read_photo
+from camscope.images.scan_pixels import grey
+from camscope.images.scans import is_scan, read_scan
 
 Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
 FLOORS = ("uniform", "centre", "edges", "random")  # what every method is held against
 
 
-def shown(one: Explanation, mask: Mask) -> tuple[Floats, Mask, tuple[slice, ...]]:
-    """The map (h,w) in score units on the image's pixels, and the mask, both cut to what the model was shown.
+def shown(one: Explanation, mask: Mask | None) -> tuple[Floats, Mask, tuple[slice, ...]]:
+    """The map (*s) in score units on the image's pixels, and the mask, both cut to what the model was shown.
 
     What the preprocessing cropped away no map can reach: it is no background to be right about. UndefinedError where
-    nothing of the evidence was shown, or the map's place is unknown.
+    nothing of the evidence was shown, or the map's place is unknown. Without a mask: an empty one.
     """
     if one.placement is None:
         raise UndefinedError("where the map lies on the image is unknown")
@@ -28,18 +34,34 @@ def shown(one: Explanation, mask: Mask) -> tuple[Floats, Mask, tuple[slice, ...]
         raise UndefinedError("the map holds NaN or infinity")
     heat, covered = one.placement.project(one.heat)
     window = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(covered))
+    if mask is None:
+        return heat[window], np.zeros_like(covered[window]), window
     inside = mask[window] & covered[window]
     if mask.any() and not inside.any():
         raise UndefinedError("none of the evidence was shown to the model")
     return heat[window], inside, window
 
 
-def floors(one: Explanation, pixels: Pixels, window: tuple[slice, ...]) -> Iterator[tuple[str, Floats]]:
-    """Maps of an image by name that know nothing of the model: they are what a metric gives for nothing."""
-    x = torch.from_numpy(np.ascontiguousarray(pixels[window])).permute(2, 0, 1)[None].double()
-    yield "uniform", np.ones(x.shape[2:])
-    yield "centre", centre_gaussian(x)[0].numpy()
-    yield "edges", edges(x)[0].numpy()
+def floors(x: Tensor, one: Explanation) -> Mapping[str, Floats]:
+    """Maps (*S) of an image x (C,*S) by name that know nothing of the model: they are what a metric gives for nothing."""
+    plain = x.detach().cpu().double()[None]
     seed = int.from_bytes(one.name.encode()[-8:], "little")
     drawn = np.random.default_rng(seed).random(one.grid)
-    yield "random", Placement.identity(tuple(x.shape[2:])).project(drawn)[0]
+    size = tuple(plain.shape[2:])
+    made = (
+        np.ones(size),
+        centre_gaussian(plain)[0].numpy(),
+        edges(plain)[0].numpy(),
+        Placement.identity(size).project(drawn)[0],
+    )
+    return dict(zip(FLOORS, made, strict=True))
+
+
+def picture(source: Any) -> Tensor:
+    """(C,*S): what an image shows; of what already is a model's input that."""
+    if isinstance(source, Tensor) and source.dtype != torch.uint8:
+        return source.detach()
+    if isinstance(source, Path) or is_scan(source):
+        values = torch.from_numpy(grey(read_scan(source)))
+        return values.movedim(-1, 0) if values.shape[-1] == 3 else values[None]
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(read_photo(source).pixels, -1, 0)))

@@ -2,102 +2,35 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from torch import nn
 
 from camscope.batch import Run
-from camscope.batch.manifest import KNOWN, arrow
+from camscope.batch.manifest import arrow
 from camscope.batch.query import Pieces, Query, by_image
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
-from camscope.errors import ImageError, InputError, UndefinedError
-from camscope.explanation import Explanation
-from camscope.measure.evidence import Evidence, Mask, evidence_of
-from camscope.measure.maps import floors, shown
+from camscope.errors import InputError
+from camscope.explainers import Explainer
+from camscope.explainers.scope import expect_count
+from camscope.measure.again import Again
+from camscope.measure.evidence import Evidence, evidence_of
+from camscope.measure.form import Row, columns
+from camscope.measure.measuring import Measuring
+from camscope.measure.trials import Trials
 from camscope.metrics import METRICS, Metric
+from camscope.metrics.fills import NAMES, USUAL
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row = dict[str, Any]
-KEPT = ("row", "id", "method", "layer", "parameters", "target", "label")
-OWN = {"control": "bool_", "metric": "string", "value": "float64", "reason": "string"}
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """Which metrics of which run, and where the evidence is; None: metrics of the map alone."""
-
-    run: Run
-    metrics: Sequence[Metric]
-    evidence: Evidence | None
-
-    @cached_property
-    def columns(self) -> "pa.Schema":
-        """Of the long form; behind our own the manifest's, among them those by which groups are told."""
-        pa, run = arrow(), self.run.dataset.schema
-        own = [pa.field(name, getattr(pa, kind)()) for name, kind in OWN.items()]
-        return pa.schema([*map(run.field, KEPT), *own, *(field for field in run if field.name not in KNOWN)])
-
-    def of_image(self, rows: Sequence[Row]) -> list[Row]:
-        """The values of all maps of an image, and of those that know nothing; a reason where there is no value."""
-        maps = [row for row in rows if row["heat"] is not None]
-        if not maps:
-            return [self._row(row, one.name, None, f"no map: {row['error']}") for row in rows for one in self.metrics]
-        mask, unknown = self._mask(maps[0])
-        found = [value for row in maps for value in self._of_map(row, self.run.explanation(row), mask, unknown)]
-        return found if mask is None else found + self._of_floors(maps[0], mask)
-
-    def _mask(self, row: Row) -> tuple[Mask | None, str]:
-        if self.evidence is None:
-            return None, "no evidence is given"
-        if row["image_size"] is None:
-            return None, "the size of the image is unknown, for the preprocessing has no known geometry"
-        try:
-            return self.evidence.mask(row, tuple(row["image_size"])), ""
-        except UndefinedError as error:
-            return None, str(error)
-
-    def _of_map(self, row: Row, one: Explanation, mask: Mask | None, unknown: str) -> Iterator[Row]:
-        try:
-            heat, inside, _ = shown(one, np.zeros(row["image_size"] or (1, 1), np.bool_) if mask is None else mask)
-        except UndefinedError as error:
-            yield from (self._row(row, each.name, None, str(error)) for each in self.metrics)
-            return
-        for each in self.metrics:
-            yield self._row(row, each.name, *value(each, heat, None if mask is None else inside, unknown))
-
-    def _of_floors(self, row: Row, mask: Mask) -> list[Row]:
-        """None without the photograph, whose edges one of them shows: a method is held against all of them or none."""
-        try:
-            one, pixels = self.run.explanation(row), self.run.photo(row)
-            _, inside, window = shown(one, mask)
-        except (ImageError, UndefinedError):
-            return []
-        common = {**row, "layer": None, "parameters": None}
-        return [
-            self._row({**common, "method": name}, each.name, *value(each, heat, inside, ""), control=True)
-            for name, heat in floors(one, pixels, window)
-            for each in self.metrics
-        ]
-
-    def _row(self, row: Row, name: str, number: float | None, reason: str | None, *, control: bool = False) -> Row:
-        return {**row, "control": control, "metric": name, "value": number, "reason": reason}
-
-
-def value(metric: Metric, heat: Any, mask: Mask | None, unknown: str) -> tuple[float | None, str | None]:
-    """A metric's number, or the reason why there is none."""
-    if metric.needs == "mask" and mask is None:
-        return None, unknown
-    try:
-        return float(metric(heat) if metric.needs == "map" else metric(heat, mask)), None
-    except UndefinedError as error:
-        return None, str(error)
+ASKING = ("trial", "again", "explainer")  # what metrics need that ask the model
+CHEAP = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
+         "average-gain")  # fmt: skip
+STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
 
 
 def measure(
@@ -106,6 +39,13 @@ def measure(
     masks: Evidence | str | os.PathLike[str] | None = None,
     metrics: Sequence[str] | None = None,
     *,
+    model: nn.Module | None = None,
+    preprocess: Any = None,
+    tools: Sequence[Explainer] = (),
+    fills: Sequence[str] = USUAL,
+    steps: int = STEPS,
+    region: int | None = None,
+    batch_size: int = 16,
     categories: Sequence[str] = (),
     threads: int | None = None,
     overwrite: bool = False,
@@ -116,37 +56,45 @@ def measure(
     `masks`: a COCO file (`categories`: only annotations of these), a folder of mask pictures named as the images, or a column
     that the run carries, with a mask's path, boxes [[x, y, width, height]] or points [[x, y]]. `metrics`: names in METRICS;
     default: all that need nothing else. Beside the methods stand maps that know nothing: `uniform`, `centre`, `edges`,
-    `random`. Started again, it goes on where it was. `told`: called with how many parts are done, of how many.
+    `random`. Started again, it goes on where it was. `told`: called with how many images are done, of how many.
+
+    `model`: the run's, with the same weights and the same `preprocess`; then metrics may ask it, by default the quick ones
+    (`CHEAP`). `fills`, `steps`: see `Trial`; a metric that has a fill has a row for each. `region`: the side in pixels of what
+    is removed at a time; None: a fourteenth of the input's shortest side. `batch_size`: images that share their passes, with
+    all that is changed in them. `tools`: explainers of the run, for metrics that ask them again; what is not among them is
+    made again from what the run says of it.
     """
     made = run if isinstance(run, Run) else Run(run)
-    plan = Measuring(made, chosen(metrics, masks is not None), _evidence(masks, made, categories))
-    store, parts = Store(output), Store(made.folder)
-    store.begin(_facts(plan, masks, categories), overwrite=overwrite)
-    todo, there = sorted(parts.finished()), store.finished()
-    for done, chunk in enumerate(todo, start=1):
-        if chunk not in there:
-            rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
-            images = by_image(rows, Query().places(rows))
-            found = in_order(plan.of_image, images, threads or os.cpu_count() or 1)
-            store.write(chunk, table_of([row for own in found for row in own], plan.columns))
-        if told is not None:
-            told(done, len(todo))
+    asked = chosen(metrics, masks is not None, model is not None)
+    plain = Measuring(made, [one for one in asked if one.needs not in ASKING], evidence_for(masks, made, categories))
+    trials = None
+    if model is None and (tools or preprocess is not None):
+        raise InputError("tools and preprocess are a model's: pass it as well (model=, or --model)")
+    if model is not None:
+        asking = [one for one in asked if one.needs in ASKING]
+        again = Again.of(made, model, preprocess)
+        trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
+    store = Store(output)
+    store.begin(_facts(plain, asked, trials, masks, categories), overwrite=overwrite)
+    _write(plain, trials, store, threads or os.cpu_count() or 1, told)
     return Measures(output)
 
 
-def chosen(names: Sequence[str] | None, masked: bool) -> list[Metric]:
-    """Metrics by name, or all that can be had without a model; InputError for a name that is none."""
+def chosen(names: Sequence[str] | None, masked: bool, model: bool = False) -> list[Metric]:
+    """Metrics by name, or all that can be had and are quick; InputError for a name that is none."""
     if names is None:
-        return [one for one in METRICS.values() if one.needs == "map" or (one.needs == "mask" and masked)]
+        known = [one for one in METRICS.values() if one.needs == "map" or (one.needs == "mask" and masked)]
+        return known + [METRICS[name] for name in CHEAP if model]
     if unknown := [name for name in names if name not in METRICS]:
         raise InputError(f"no metric {unknown[0]!r}; there are {', '.join(METRICS)}")
     found = [METRICS[name] for name in names]
-    if others := [one for one in found if one.needs not in ("map", "mask")]:
-        raise InputError(
-            f"{others[0].name} needs more than the maps that a run holds: camscope.metrics has it for Python"
-        )
-    if wanting := [one.name for one in found if one.needs == "mask" and not masked]:
-        raise InputError(f"{wanting[0]} needs to know where the evidence is: pass masks")
+    for one in found:
+        if one.needs == "pair":
+            raise InputError(f"{one.name} compares two maps: camscope.metrics has it for Python")
+        if one.needs in ASKING and not model:
+            raise InputError(f"{one.name} asks the model: pass the one that the run is of (model=, or --model)")
+        if one.needs == "mask" and not masked:
+            raise InputError(f"{one.name} needs to know where the evidence is: pass masks")
     return found
 
 
@@ -160,8 +108,15 @@ class Measures:
             raise InputError(f"{folder}: no metrics of a run are here")
         self.facts: dict[str, Any] = facts
 
+    @property
+    def title(self) -> str:
+        """Of which model and of how many images."""
+        run = self.facts["made_with"]["run"]
+        return f"{Path(run['model']['source']).name} · {run['manifest']['rows']:,} images"
+
     def table(self, where: str | None = None) -> "pa.Table":
-        """row, id, method, layer, parameters, target, label, control, metric, value, reason, and the manifest's columns.
+        """row, id, method, layer, parameters, target, label, control, metric, fill, value, reason, and the manifest's columns
+        but those that bear one of these names.
 
         `where`: DuckDB's SQL over them, as in `Run.query`.
         """
@@ -171,19 +126,83 @@ class Measures:
         return rows.to_table() if where is None else Pieces(rows).take(Query(where).places(rows))
 
 
-def _evidence(masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str]) -> Evidence | None:
+def _write(
+    plain: Measuring, trials: Trials | None, store: Store, threads: int, told: Callable[[int, int], None] | None
+) -> None:
+    """The parts that are not there yet."""
+    parts, form = Store(plain.run.folder), columns(plain.run.dataset.schema)
+    todo, there, done = sorted(parts.finished()), store.finished(), 0
+    sizes = {chunk: _images(plain.run, chunk) for chunk in todo}
+    for chunk in todo:
+        if chunk not in there:
+            rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
+            found: list[Row] = []
+            for count, values in _values(plain, trials, rows, threads):
+                found += values
+                done += count
+                if told is not None and count:
+                    told(done, sum(sizes.values()))
+            found.sort(key=lambda row: row["row"])  # those of one image together, whoever found them
+            store.write(chunk, table_of(found, form))
+        elif told is not None:
+            told(done := done + sizes[chunk], sum(sizes.values()))
+
+
+def _values(plain: Measuring, trials: Trials | None, rows: Any, threads: int) -> Iterator[tuple[int, list[Row]]]:
+    """Values, and how many images are done with them: at the last of what is asked of each."""
+    if plain.metrics or trials is None:
+        for values in in_order(plain.of_image, by_image(rows, Query().places(rows)), threads):
+            yield int(trials is None), values
+    if trials is not None:
+        yield from trials.values(by_image(rows, Query().places(rows)), threads)
+
+
+def _images(run: Run, chunk: int) -> int:
+    manifest, size = run.facts["made_with"]["manifest"], run.facts["made_with"]["chunk"]
+    return int(min(size, manifest["rows"] - chunk * size))
+
+
+def evidence_for(
+    masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str]
+) -> Evidence | None:
+    """What `masks` means for a run."""
     if masks is None or isinstance(masks, Evidence):
         return masks
-    columns = run.dataset.schema.names
-    return evidence_of(os.fspath(masks), columns, Path(run.facts["root"]["folder"]), categories)
+    origin = run.origin
+    names = run.dataset.schema.names if origin is None else origin.table.column_names
+    root = Path(run.facts["root"]["folder"]) if origin is None else origin.root or Path.cwd()
+    return evidence_of(os.fspath(masks), names, root, categories)
 
 
-def _facts(plan: Measuring, masks: Any, categories: Sequence[str]) -> Mapping[str, Any]:
-    source = str(masks) if isinstance(masks, str | os.PathLike) else type(masks).__name__
+def _trials(
+    again: Again,
+    metrics: Sequence[Metric],
+    tools: Sequence[Explainer],
+    fills: Sequence[str],
+    steps: int,
+    region: int | None,
+    batch_size: int,
+) -> Trials:
+    if isinstance(fills, str) or not fills or set(fills) - set(NAMES):
+        raise InputError(f"fills={fills!r}: expected one or several of {', '.join(NAMES)}, as ('mean', 'blur')")
+    expect_count(steps=steps, batch_size=batch_size)
+    expect_count(None, region=region)
+    explained = any(one.needs != "trial" for one in metrics)
+    made = again.explainers(tools) if explained else {}
+    return Trials(again, metrics, made, list(dict.fromkeys(fills)), steps, region, batch_size)
+
+
+def _facts(
+    plain: Measuring, metrics: Sequence[Metric], trials: Trials | None, masks: Any, categories: Sequence[str]
+) -> Mapping[str, Any]:
+    named = isinstance(masks, str | os.PathLike) and not plain.run.private
+    source = str(masks) if named else type(plain.evidence).__name__
     made = {
-        "run": plan.run.facts["made_with"],
-        "metrics": [one.name for one in plan.metrics],
-        "masks": None if plan.evidence is None else f"{source} {plan.evidence.digest}",
+        "run": plain.run.facts["made_with"],
+        "metrics": [one.name for one in metrics],
+        "masks": None if plain.evidence is None else f"{source} {plain.evidence.digest}",
         "categories": list(categories),
     }
-    return {"made_with": made, "versions": plan.run.facts["versions"]}
+    if trials is not None:
+        made |= {"fills": trials.fills, "steps": trials.steps, "region": trials.region, "batch": trials.batch_size}
+    return {"made_with": made, "versions": plain.run.facts["versions"]}

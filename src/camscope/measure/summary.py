@@ -22,7 +22,8 @@ Values = Mapping[tuple[int, Any], float]  # by row and target; NaN where there i
 class Line:
     """What a metric says of a method: `estimate`, and the paired differences to the best control and to the best method.
 
-    Differences are counted so that more is better; `p` in them is corrected for how many methods there are (Holm).
+    `fill`: under which, of a metric that has one. Differences are counted so that more is better; `p` in them is corrected
+    for how many methods there are (Holm).
     """
 
     metric: str
@@ -32,6 +33,8 @@ class Line:
     estimate: Estimate | None
     over_control: Estimate | None = None
     under_best: Estimate | None = None
+    fill: str | None = None
+    parameters: str | None = None  # the digest of its settings
 
     @property
     def title(self) -> str:
@@ -45,27 +48,44 @@ class Line:
 
 
 def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) -> dict[str, list[Line]]:
-    """[metric]: its lines, the best first, controls among them. `group`: a column; its groups are drawn whole.
+    """[metric], or [`metric, fill`] of one that has fills: its lines, the best first, controls among them.
 
-    Without it an image is a group, whatever it was asked.
+    `group`: a column; its groups are drawn whole. Without it an image is a group, whatever it was asked.
     """
     if group is not None and group not in table.column_names:
         raise InputError(f"no column {group!r} to group by; there are {', '.join(table.column_names)}")
+    if "fill" not in table.column_names:  # as they were before any metric asked the model
+        table = table.append_column("fill", arrow().nulls(table.num_rows, arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group or "row"].to_pylist(), strict=True))
-    of, kept = table["metric"], table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
+    kept = table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
     made = {}
-    for name in of.unique().to_pylist():  # the rows of one metric at a time, which are dicts for as long
-        own = kept.filter(arrow("compute").equal(of, name)).to_pylist()
-        made[name] = _of_metric(name, own, groups, seed)
+    for pair in (
+        table.select(["metric", "fill"]).group_by(["metric", "fill"], use_threads=False).aggregate([]).to_pylist()
+    ):
+        name, fill = pair["metric"], pair["fill"]  # the rows of one pair at a time, which are dicts for as long
+        own = kept.filter(_where(table, name, fill)).to_pylist()
+        made[name if fill is None else f"{name}, {fill}"] = _of_metric(name, fill, own, groups, seed)
     return made
 
 
-def _of_metric(name: str, rows: Sequence[Mapping[str, Any]], groups: Mapping[int, Hashable], seed: int) -> list[Line]:
+def _where(table: "pa.Table", name: str, fill: str | None) -> Any:
+    compute = arrow("compute")
+    filled = compute.is_null(table["fill"]) if fill is None else compute.equal(table["fill"], fill)
+    return compute.and_(compute.equal(table["metric"], name), compute.fill_null(filled, False))
+
+
+def _of_metric(
+    name: str, fill: str | None, rows: Sequence[Mapping[str, Any]], groups: Mapping[int, Hashable], seed: int
+) -> list[Line]:
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
         key = (row["method"], row["layer"], row["parameters"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
-    lines = {key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed)) for key, own in values.items()}
+    _hand_on_what_failed(values)
+    lines = {
+        key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed), fill=fill, parameters=key[2])
+        for key, own in values.items()
+    }
     up = METRICS[name].higher_is_better
     known = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
     order = sorted(lines, key=lambda key: -known.get(key, -np.inf) * (1 if up else -1) if key in known else np.inf)
@@ -76,6 +96,16 @@ def _of_metric(name: str, rows: Sequence[Mapping[str, Any]], groups: Mapping[int
     over = _compared(values, methods, controls[:1], sign, groups)
     under = _compared(values, methods[1:], methods[:1], sign, groups)
     return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
+
+
+def _hand_on_what_failed(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
+    """An image that failed has no layer and no settings: it is an undefined row of each of its method's."""
+    for nowhere in [key for key in values if key[1] is key[2] is None and not key[3]]:
+        others = [key for key in values if key[0] == nowhere[0] and key != nowhere and not key[3]]
+        for key in others:
+            values[key] |= {place: np.nan for place in values[nowhere] if place not in values[key]}
+        if others:
+            del values[nowhere]
 
 
 def _compared(

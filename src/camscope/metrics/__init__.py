@@ -35,7 +35,7 @@ from camscope.metrics.sanity import random_logit, randomisation
 from camscope.metrics.scores import Scores, scoring
 from camscope.metrics.sensitivity import completeness_gap, faithfulness_correlation, infidelity, sensitivity_n
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
-from camscope.metrics.statistics import Estimate, difference, estimated, holm
+from camscope.metrics.statistics import Estimate, difference, estimated, holm, least_p
 from camscope.metrics.trial import Trial
 from camscope.metrics.values import Values
 from camscope.metrics.verdicts import Verdict
@@ -85,6 +85,7 @@ __all__ = [
     "iou_otsu",
     "iou_swept",
     "jaccard",
+    "least_p",
     "lerf_morf_gap",
     "matched_dice",
     "max_sensitivity",

@@ -24,7 +24,8 @@ class Metric:
     size; "trial": a `Trial`, maps and a model that can be asked about changed images; "again": a trial, and a way to make the
     map of another image; "explainer": what makes maps, the model's input and the question.
     `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
-    map that knows nothing gets, in words; "" where there is no such number.
+    map that knows nothing gets, in words; "" where there is no such number. `filled`: whether the number is that of the
+    trial's fill, which then belongs to it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Metric:
     high: float | None
     higher_is_better: bool | None
     chance: str = ""
+    filled: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The number; UndefinedError where there is none."""
@@ -52,11 +54,12 @@ def metric(
     high: float | None = 1.0,
     higher_is_better: bool | None = True,
     chance: str = "",
+    filled: bool = False,
 ) -> Callable[[Function], Function]:
     """Put a function into METRICS."""
 
     def registered(function: Function) -> Function:
-        made = Metric(name, function, needs, formula, paper, low, high, higher_is_better, chance)
+        made = Metric(name, function, needs, formula, paper, low, high, higher_is_better, chance, filled)
         if METRICS.setdefault(name, made) is not made:
             raise ValueError(f"a metric named {name!r} is registered already")
         return function

@@ -29,6 +29,7 @@ def curve(trial: Trial, order: Order = "strongest", of: Of = "probability") -> T
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the curve is MoRF, Samek et al. 2017, arXiv:1509.06321",
     higher_is_better=False,
     chance=RANDOM,
+    filled=True,
 )
 def deletion(trial: Trial, of: Of = "probability") -> Values:
     """(N,): 0..1 of a probability. The curve's first point is the image, the last one the fill."""
@@ -42,6 +43,7 @@ def deletion(trial: Trial, of: Of = "probability") -> Values:
     formula="the area under p(the fill with the map's first k of n regions shown) over k / n in 0..1, by trapezoids",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; backwards the curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
     chance=RANDOM,
+    filled=True,
 )
 def insertion(trial: Trial, of: Of = "probability") -> Values:
     """(N,): 0..1 of a probability. To show the first k is to remove the last n - k: the curve is LeRF, and so is its area."""
@@ -56,6 +58,7 @@ def insertion(trial: Trial, of: Of = "probability") -> Values:
     paper="Samek et al. 2017, arXiv:1509.06321",
     low=-1.0,
     chance="0, in expectation over orders",
+    filled=True,
 )
 def lerf_morf_gap(trial: Trial, of: Of = "probability") -> Values:
     """(N,): -1..1 of a probability. What the fill does to every order alike is in both curves, and cancels."""
@@ -70,6 +73,7 @@ def lerf_morf_gap(trial: Trial, of: Of = "probability") -> Values:
     paper="Samek et al. 2017, arXiv:1509.06321",
     low=-1.0,
     chance=RANDOM,
+    filled=True,
 )
 def aopc(trial: Trial, first: int | None = None, of: Of = "probability") -> Values:
     """(N,): -1..1 of a probability. `first`: L, single regions; None: the points of the curve, L of which are steps.
@@ -89,6 +93,7 @@ def aopc(trial: Trial, first: int | None = None, of: Of = "probability") -> Valu
     paper="comprehensiveness of DeYoung et al. 2020, arXiv:1911.03429",
     low=-1.0,
     chance=RANDOM,
+    filled=True,
 )
 def necessity(trial: Trial, share: float = 0.2, of: Of = "probability") -> Values:
     """(N,): -1..1 of a probability. `share`: between 0 and 1."""
@@ -103,6 +108,7 @@ def necessity(trial: Trial, share: float = 0.2, of: Of = "probability") -> Value
     low=-1.0,
     higher_is_better=False,
     chance=RANDOM,
+    filled=True,
 )
 def sufficiency(trial: Trial, share: float = 0.2, of: Of = "probability") -> Values:
     """(N,): -1..1 of a probability. `share`: between 0 and 1. Nothing is lost where the first regions suffice."""

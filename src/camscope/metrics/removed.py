@@ -17,17 +17,18 @@ def regions(size: Sequence[int], side: int, device: torch.device) -> tuple[Tenso
     return parts_of_grid(size, cells, device), cells.numel()
 
 
-def ranked(maps: Tensor, labels: Tensor, total: int, seed: int) -> Tensor:
+def ranked(maps: Tensor, labels: Tensor, total: int, ties: Sequence[int]) -> Tensor:
     """(N,*S), the regions of `regions` -> (N,*S) int32: the place of each pixel's region, the one of the largest mean at 0.
 
-    Ties are broken by one random order, from `seed`, the same for every image.
+    Ties are broken by a random order, from the image's own seed in `ties`.
     """
     values = maps.flatten(1).nan_to_num()
     if total < values.shape[1]:
         sums = values.new_zeros(len(values), total).index_add_(1, labels.flatten(), values)
         values = sums / labels.flatten().bincount(minlength=total)
-    drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).to(values.device)
-    order = drawn[values[:, drawn].argsort(dim=1, descending=True, stable=True)]
+    orders = {seed: torch.randperm(total, generator=torch.Generator().manual_seed(seed)) for seed in set(ties)}
+    drawn = torch.stack([orders[seed] for seed in ties]).to(values.device)
+    order = drawn.gather(1, values.gather(1, drawn).argsort(dim=1, descending=True, stable=True))
     places = torch.arange(total, dtype=torch.int32, device=values.device).expand_as(order)
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, places)[:, labels]
 

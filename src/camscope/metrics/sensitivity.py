@@ -31,6 +31,7 @@ NO_SPREAD = "the map says the same of every set, or the answer loses the same wi
     high=None,
     higher_is_better=False,
     chance="the mean of the squared losses, that of a map of zeros",
+    filled=True,
 )
 def infidelity(
     trial: Trial,
@@ -62,6 +63,7 @@ def infidelity(
     paper="Bhatt et al. 2020, arXiv:2005.00631",
     low=-1.0,
     chance="0",
+    filled=True,
 )
 def faithfulness_correlation(trial: Trial, share: float = 0.2, sets: int = SETS, of: Of = "score") -> Values:
     """(N,): -1..1. `share`: of the regions, in a set. Undefined where map or losses have no spread: for constant maps."""
@@ -76,6 +78,7 @@ def faithfulness_correlation(trial: Trial, share: float = 0.2, sets: int = SETS,
     paper="Ancona et al. 2018, arXiv:1711.06104: a curve over n; its mean",
     low=-1.0,
     chance="0",
+    filled=True,
 )
 def sensitivity_n(trial: Trial, shares: Sequence[float] = SHARES, sets: int = SETS, of: Of = "score") -> Values:
     """(N,): -1..1. `shares`: n, as shares of all regions. Undefined where one size is: see `faithfulness_correlation`."""
@@ -93,6 +96,7 @@ def sensitivity_n(trial: Trial, shares: Sequence[float] = SHARES, sets: int = SE
     paper="Sundararajan et al. 2017, proposition 1, arXiv:1703.01365",
     high=None,
     higher_is_better=False,
+    filled=True,
 )
 def completeness_gap(trial: Trial, of: Of = "score") -> Values:
     """(N,): in the answer's units. For maps whose parts should add up, at the input's own pixels, and for their own baseline."""

@@ -167,8 +167,7 @@ def windowed(one: Floats, other: Floats, *, data_range: float = DATA_RANGE, wind
 
 def correlations(rows: Floats, others: Floats) -> Floats:
     """(R,M), (R,M) -> (R,): Pearson's correlation of each row with the other; NaN beside a constant one."""
-    unit, units = _unit(rows), _unit(others)
-    return np.asarray((unit * units).sum(-1).clip(-1, 1))
+    return np.asarray((unit(rows) * unit(others)).sum(-1).clip(-1, 1))
 
 
 def _correlation(one: Floats, other: Floats) -> float:
@@ -178,8 +177,8 @@ def _correlation(one: Floats, other: Floats) -> float:
     return found
 
 
-def _unit(rows: Floats) -> Floats:
-    """Each row less its mean, of length 1; NaN for a constant one."""
+def unit(rows: Floats) -> Floats:
+    """(R,M): each row less its mean, of length 1; NaN for a constant one."""
     largest = np.abs(rows).max(-1, keepdims=True)
     scaled = rows / np.where(largest > 0, largest, 1)
     centred = scaled - scaled.mean(-1, keepdims=True)

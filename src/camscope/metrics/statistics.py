@@ -83,7 +83,7 @@ def difference(
     _, sums, counts = _by_group(gaps, groups)
     drawn = _means(sums, counts, replicates, seed)
     beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    p = min(1.0, 2 * _narrowed(min(0.5, (int(beyond) + 1) / (replicates + 1)), len(sums))) if len(sums) > 1 else 1.0
+    p = _two_sided(int(beyond), len(sums), replicates)
     return Estimate(made.mean, made.low, made.high, made.n, made.groups, made.undefined, p)
 
 
@@ -96,6 +96,18 @@ def holm(ps: Sequence[float]) -> list[float]:
         so_far = max(so_far, min(1.0, ps[i] * (len(ps) - rank)))
         adjusted[i] = so_far
     return adjusted
+
+
+def least_p(groups: int, replicates: int = REPLICATES) -> float:
+    """The smallest p that `difference` can give of so many groups, whatever they show: of few it is not small."""
+    return _two_sided(0, groups, replicates)
+
+
+def _two_sided(beyond: int, groups: int, replicates: int) -> float:
+    """Of how many replicates lie beyond zero."""
+    if groups < 2:
+        return 1.0
+    return min(1.0, 2 * _narrowed(min(0.5, (beyond + 1) / (replicates + 1)), groups))
 
 
 def _expanded(tail: float, groups: int) -> float:

@@ -43,7 +43,8 @@ class Trial:
     that are removed as a whole, ranked by the mean of the map in them. `seed`: of all that is drawn.
 
     Regions are ranked by the map as it is, signs included. A model cannot be asked about every order of what ties: ties are
-    broken by one random order, from `seed`. A constant map, or one of zeros, is that random order, not one from the top
+    broken by one random order, from `seed`; or, so that no order's own luck is in a mean over images, by one for each image,
+    from its seed in `ties`. A constant map, or one of zeros, is that random order, not one from the top
     left. A map with NaN or infinity has no number.
     """
 
@@ -53,6 +54,7 @@ class Trial:
     steps: int = 20
     region: int = 1
     seed: int = 0
+    ties: Sequence[int] | None = None
     maps: Tensor = field(init=False, repr=False)  # (N,*S), float64
     total: int = field(init=False, repr=False)  # regions of an image
     _points: dict[Point, Tensor] = field(init=False, repr=False, default_factory=dict)
@@ -70,6 +72,9 @@ class Trial:
                 f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}: bring them "
                 f'to the input\'s size first, with Explanation.heatmap("input", scale=None)'
             )
+        if self.ties is not None and len(self.ties) != len(x):
+            raise InputError(f"{len(self.ties)} seeds of ties for {len(x)} images: pass one for each, or None")
+        expect_whole(**{f"ties[{n}]": seed for n, seed in enumerate(self.ties or ())})
         self._labels, self.total = regions(x.shape[2:], self.region, x.device)
         self._versions = filling(self.fill, x, self.seed)
 
@@ -88,7 +93,7 @@ class Trial:
     @cached_property
     def ranks(self) -> Tensor:
         """(N,*S): the place of each pixel's region in the map's order, from 0."""
-        return ranked(self.maps, self._labels, self.total, self.seed)
+        return ranked(self.maps, self._labels, self.total, self.ties or [self.seed] * len(self.maps))
 
     @cached_property
     def finite(self) -> Tensor:
@@ -133,7 +138,7 @@ class Trial:
     def under(self, fill: Fill) -> "Trial":
         """The same maps under another fill; each is made once."""
         if fill not in self._filled:
-            self._filled[fill] = Trial(self.heat, self.scores, fill, self.steps, self.region, self.seed)
+            self._filled[fill] = Trial(self.heat, self.scores, fill, self.steps, self.region, self.seed, self.ties)
         return self._filled[fill]
 
     def values(self, numbers: Tensor, answers: Tensor, undefined: Mapping[str, Tensor] | None = None) -> Values:

@@ -1,0 +1,144 @@
+"""What `camscope compare` makes of many images: tables, sentences and a figure."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from camscope.cli import bars, base, mapping
+from camscope.cli.paths import check_free
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from camscope.measure import Compared
+    from camscope.measure.summary import Line
+    from camscope.metrics import Estimate
+
+FOLDER, FIGURE = "camscope-compare", "figure.png"
+LEGEND = (
+    "behind: to the first of the methods; over: the best map that knows nothing; paired, p after Holm's correction; "
+    "s: seconds an image, those of a shared pass shared out"
+)
+MOST, WITH_INTERVALS = 12, 5  # methods whose agreement a terminal has room for
+
+
+def run(wanted: mapping.Wanted, output: str | None, figure: str | None) -> None:
+    """Make the maps that are not there, measure them, and tell."""
+    from camscope.measure.comparison import FORMATS, compared
+
+    folder = _folder(wanted.source, output)
+    where = folder / FIGURE if figure is None else Path(figure)
+    if where.suffix.lower() not in FORMATS:
+        raise typer.BadParameter(f"{where}; expected a file of {', '.join(FORMATS)}", param_hint="'--figure'")
+    if figure is not None:
+        check_free(where, wanted.overwrite)
+    with mapping.resumable(folder):
+        made, net, outcome = wanted.mapped(str(folder))
+        with bars.bar("comparing", 1, base.out()) as bar:
+            found = compared(
+                made,
+                folder,
+                wanted.masks,
+                wanted.metrics,
+                model=net,
+                preprocess=wanted.preprocess,
+                categories=base.split(wanted.category or ""),
+                group=wanted.group,
+                overwrite=wanted.overwrite,
+                told=bar.at,
+            )
+        with base.working("drawing"):
+            found.save(where)
+    _tell(found, where)
+    mapping.tell_failures(outcome)
+
+
+def _folder(source: str, output: str | None) -> Path:
+    from camscope.files import slug
+
+    if output is None:
+        return Path(FOLDER) / slug(Path(source.rstrip("/")).stem or "images")
+    if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
+        raise typer.BadParameter(
+            f"{output}: of many images it is a folder; --figure names a file", param_hint="'--output'"
+        )
+    return Path(output)
+
+
+def _tell(found: "Compared", figure: Path) -> None:
+    console = base.out()
+    console.print(base.styled((base.shown(found.title), "bold cyan")), soft_wrap=True)
+    for name, own in found.lines.items():
+        console.print(_headed(name, own[0]), soft_wrap=True)
+        console.print(_table(found, own))
+    if 1 < len(found.methods) <= MOST:
+        console.print(base.styled(("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim")))
+        console.print(_agreement(found))
+    console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
+    for sentence in found.sentences:
+        console.print(base.styled(("says    ", "bold"), (base.shown(sentence), "")), soft_wrap=True)
+    console.print(base.styled(("values  ", "bold"), (base.shown(found.measures.folder), "")), soft_wrap=True)
+    console.print(base.styled(("figure  ", "bold"), (base.shown(figure), "cyan")), soft_wrap=True)
+
+
+def _headed(name: str, line: "Line") -> "Text":
+    from camscope.metrics import METRICS
+
+    metric = METRICS[line.metric]
+    way = {True: ", more is better", False: ", less is better", None: ""}[metric.higher_is_better]
+    return base.styled((name, "bold"), (f"{way}: {metric.formula}", "dim"))
+
+
+def _table(found: "Compared", lines: "Sequence[Line]") -> "Table":
+    """A line for each method, the first on top."""
+    from rich.text import Text
+
+    from camscope.measure.sentences import has_rivals, told_from_best
+    from camscope.metrics import METRICS
+
+    metric = METRICS[lines[0].metric]
+    over = [line.over_control if has_rivals(line) else None for line in lines]
+    columns = ["method", "mean [95 %]>", "behind>", *(["over>"] if any(over) else []), "n>", "undefined>", "s>"]
+    table = base.table(*columns)
+    for line, gap in zip(lines, over, strict=True):
+        one, price = line.estimate, found.seconds.get((line.method, line.layer, line.parameters))
+        first = line.under_best is None and not line.control and one is not None
+        cells = [
+            "–" if one is None else str(one),
+            "first" if first and metric.higher_is_better is not None else _gap(line.under_best),
+            *([_gap(gap, "+")] if any(over) else []),
+            "0" if one is None else str(one.n),
+            "–" if one is None else str(one.undefined),
+            "" if price is None or line.control else f"{price:.2g}",
+        ]
+        style = "dim" if line.control or told_from_best(line) else ""
+        title = found.name(line) + (" (control)" if line.control and "(control)" not in found.name(line) else "")
+        table.add_row(Text(base.shown(title)), *cells, style=style)
+    return table
+
+
+def _gap(gap: "Estimate | None", sign: str = "") -> str:
+    """A paired difference and its p."""
+    if gap is None:
+        return ""
+    p = "" if gap.p is None else ", p <0.001" if gap.p < 0.0005 else f", p {gap.p:.3f}"
+    return f"{gap.mean:{sign}.3f}{p}"
+
+
+def _agreement(found: "Compared") -> "Table":
+    """The mean correlation of each two methods' maps."""
+    from rich.text import Text
+
+    keys, methods = found.agreement.keys, [base.shown(name) for name in found.methods]
+    table = base.table("", *(f"{name}>" for name in methods[:-1]))
+    for i in range(1, len(keys)):
+        cells = []
+        for j in range(i):
+            one = found.agreement.of(keys[i], keys[j])
+            cells.append("–" if one is None else str(one) if len(keys) <= WITH_INTERVALS else f"{one.mean:.2f}")
+        table.add_row(Text(methods[i]), *cells)
+    return table

@@ -1,0 +1,168 @@
+"""compared: methods and layers over many images, by metrics and by what their maps have in common."""
+
+import base64
+import html
+import io
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from camscope.batch import Run
+from camscope.errors import InputError, OutputError
+from camscope.explainers import Explainer
+from camscope.files import write_bytes
+from camscope.measure.agreement import KEY, Key, agree, folder_of
+from camscope.measure.evidence import Evidence
+from camscope.measure.findings import Findings
+from camscope.measure.making import none_known
+from camscope.measure.names import named
+from camscope.measure.run import STEPS, evidence_for, measure
+from camscope.measure.sentences import sentences
+from camscope.measure.summary import Line, summarised
+from camscope.metrics import METRICS
+from camscope.metrics.fills import USUAL
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIRST = (
+    "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "deletion", "insertion",
+    "lerf-morf-gap", "average-drop", "sparseness", "effective-area",
+)  # fmt: skip
+FORMATS = (".png", ".svg", ".pdf")
+
+
+class Compared(Findings):
+    """Findings as numbers, sentences and a figure."""
+
+    @cached_property
+    def sentences(self) -> tuple[str, ...]:
+        """What can be told apart, and what cannot, in words."""
+        return tuple(sentences(self.lines, self.agreement, self.names))
+
+    def table(self) -> list[dict[str, Any]]:
+        """The numbers, a dict for each metric and method: mean, interval, and the paired differences, p after Holm.
+
+        `to_best`: to the best method; `over_control`: over the best map that knows nothing; both so that more is better.
+        """
+        rows = []
+        for metric, own in self.lines.items():
+            for line in own:
+                key = line.method, line.layer, line.parameters
+                facts = {"metric": metric, "name": self.name(line), **dict(zip(KEY, key, strict=True))}
+                found = {} if line.estimate is None else asdict(line.estimate)
+                numbers = {name: found.get(name) for name in ("mean", "low", "high", "n", "groups", "undefined")}
+                gaps = {"to_best": line.under_best, "over_control": line.over_control}
+                told = {f"{name}{end}": gap and getattr(gap, part) for name, gap in gaps.items() for end, part in ENDS}
+                rows.append({**facts, "control": line.control, **numbers, **told, "seconds": self.seconds.get(key)})
+        return rows
+
+    def figure(self, *, examples: int | None = None, seed: int = 0) -> "Figure":
+        """Intervals of every metric, what the maps have in common, and `examples` drawn by `seed`: a figure of matplotlib.
+
+        `examples`: how many images; None: as many as there is room for.
+        """
+        from camscope.measure.poster import poster
+
+        made: Figure = poster(self, examples, seed)
+        return made
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Write the figure (`.png`, `.svg`, `.pdf`)."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in FORMATS:
+            raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use {', '.join(FORMATS)}")
+        return write_bytes(path, self._drawn(suffix), overwrite=overwrite)
+
+    def _drawn(self, suffix: str) -> bytes:
+        stream = io.BytesIO()
+        self.figure().savefig(stream, format=suffix[1:], dpi=120)
+        return stream.getvalue()
+
+    def _repr_html_(self) -> str:
+        picture, words = base64.b64encode(self._drawn(".png")).decode(), html.escape(self.title)
+        said = "".join(f"<li>{html.escape(one)}</li>" for one in self.sentences)
+        figure = f'<img style="max-width:100%" src="data:image/png;base64,{picture}" alt="{words}">'
+        return f"<figure>{figure}<figcaption>{words}<ul>{said}</ul></figcaption></figure>"
+
+
+ENDS = (("", "mean"), ("_low", "low"), ("_high", "high"), ("_p", "p"))
+
+
+def compared(
+    run: Run | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    masks: Evidence | str | os.PathLike[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    *,
+    model: nn.Module | None = None,
+    preprocess: Any = None,
+    tools: Sequence[Explainer] = (),
+    fills: Sequence[str] = USUAL,
+    steps: int = STEPS,
+    categories: Sequence[str] = (),
+    group: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    told: Callable[[int, int], None] | None = None,
+) -> Compared:
+    """Compare the methods and layers of `run` over its images: keywords as in `measure`, `metrics` by default the first of them.
+
+    The values of each image stay at `output`, those of the metrics as `measure` writes them, those of the agreement in its
+    folder `agreement`. `group`: a column of the manifest, as the patient; intervals draw its groups whole. Started again, it
+    goes on where it was. `told`: called with how many steps are done, of how many.
+    """
+    made = run if isinstance(run, Run) else Run(run)
+    known = evidence_for(masks, made, categories)
+    halves = [None if told is None else _half(told, n) for n in range(2)]
+    settings: dict[str, Any] = {"threads": threads, "overwrite": overwrite}
+    asking: dict[str, Any] = {"model": model, "preprocess": preprocess, "tools": tools, "fills": fills, "steps": steps}
+    measures = measure(made, output, masks, metrics, categories=categories, told=halves[0], **asking, **settings)
+    table = measures.table()
+    lines = summarised(table, group)
+    order = list(FIRST if metrics is None else metrics)
+    shown = [name for name, own in lines.items() if own[0].metric in order]
+    chosen = {name: lines[name] for name in sorted(shown, key=lambda name: order.index(lines[name][0].metric))}
+    if known is not None:
+        _expect_some_evidence(table, chosen)
+    groups = _groups(table, group)
+    agreement = agree(made, folder_of(output), groups, told=halves[1], **settings)
+    names = named(made, agreement.keys, [line for own in lines.values() for line in own])
+    rows = table["row"].unique()
+    return Compared(made, measures, chosen, agreement, names, _seconds(made), len(rows), known)
+
+
+def _half(told: Callable[[int, int], None], which: int) -> Callable[[int, int], None]:
+    """The metrics are the first half of the work, the agreement the second: both count images."""
+    return lambda done, total: told(which * total + done, 2 * total)
+
+
+def _groups(table: Any, group: str | None) -> Mapping[int, Hashable] | None:
+    return None if group is None else dict(zip(table["row"].to_pylist(), table[group].to_pylist(), strict=True))
+
+
+def _expect_some_evidence(table: Any, lines: Mapping[str, Sequence[Line]]) -> None:
+    """InputError where a metric that needs to know where the evidence is has no value at all."""
+    from collections import Counter
+
+    asking = [name for name, own in lines.items() if METRICS[own[0].metric].needs == "mask"]
+    if asking and not any(line.estimate for name in asking for line in lines[name]):
+        rows = zip(table["metric"].to_pylist(), table["control"].to_pylist(), table["reason"].to_pylist(), strict=True)
+        raise InputError(none_known(Counter(why for name, control, why in rows if name == asking[0] and not control)))
+
+
+def _seconds(run: Run) -> dict[Key, float]:
+    """Of each method, an image: the median over images, the first of which is slow."""
+    rows = run.dataset.to_table(columns=["row", *KEY, "seconds"]).to_pylist()
+    each: dict[Key, dict[int, float]] = {}
+    for row in rows:
+        if row["seconds"] is not None:
+            own = each.setdefault((row["method"], row["layer"], row["parameters"]), {})
+            own[row["row"]] = own.get(row["row"], 0.0) + row["seconds"]
+    return {key: float(np.median(list(own.values()))) for key, own in each.items()}

@@ -1,0 +1,119 @@
+"""Forest: a row for each method, the same in every panel; a panel for each metric, with means and intervals."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from camscope.measure.sentences import has_rivals, told_from_best
+from camscope.measure.summary import Line
+from camscope.metrics import METRICS
+
+INK, PALE, BAND, RULE = "#1f3b73", "#8a8f98", "#e9ebef", "#dddddd"
+ACROSS = 4  # panels beside one another
+KEY = ("filled: first, or not told from it", "hollow: behind, beyond chance (paired, Holm, 5 %)")
+KEY_CONTROLS = (*KEY, "grey: controls, which know nothing of the model; band: the best of them")
+Rows = Sequence[tuple[str, bool]]  # names from the top down, and which are controls
+
+
+def arranged(
+    lines: Mapping[str, Sequence[Line]], name: Any, methods: Sequence[str], groups: Sequence[Sequence[str]]
+) -> Rows:
+    """The rows: methods by their mean rank over metrics that have controls, then controls by the same; else as they come.
+
+    `groups`: of methods that are one, side by side.
+    """
+    places: dict[tuple[str, bool], list[int]] = {(one, False): [] for one in methods}
+    for own in lines.values():
+        for place, line in enumerate(own):
+            there = places.setdefault((name(line), line.control), [])
+            there += [place] if has_rivals(line) and line.estimate is not None else []
+    order = {row: float(np.mean(own)) if own else np.inf for row, own in places.items()}
+    for group in groups:
+        first = min(group, key=lambda one: order[one, False])
+        order |= {(one, False): order[first, False] for one in group}
+    firsts = {one: group[0] for group in groups for one in group}
+    nth = {row: n for n, row in enumerate(places)}
+    return sorted(places, key=lambda row: (row[1], order[row], nth[firsts.get(row[0], row[0]), row[1]], nth[row]))
+
+
+def grid(count: int) -> tuple[int, int]:
+    """Rows and columns of so many panels: as few rows as can be, and these filled alike."""
+    down = -(-count // ACROSS)
+    return down, -(-count // down)
+
+
+def forest(home: Any, lines: Mapping[str, Sequence[Line]], name: Any, rows: Rows) -> None:
+    """Draw it into a figure of matplotlib, or a part of one."""
+    down, across = grid(len(lines))
+    panels = home.subplots(down, across, squeeze=False, sharey=True)
+    for panel in panels.ravel()[len(lines) :]:
+        panel.set_axis_off()
+    for n, (metric, own) in enumerate(lines.items()):
+        panel = panels.ravel()[n]
+        _panel(panel, {(name(line), line.control): line for line in own}, rows)
+        titled(panel, metric, own[0])
+        panel.tick_params(axis="y", length=0)
+        if n % across == 0:
+            coloured(panel, rows)
+    key(home, any(control for _, control in rows))
+
+
+def key(home: Any, controls: bool, *, wide: bool = True) -> None:
+    """What marks, greys and bands mean, under all panels."""
+    words = KEY_CONTROLS if controls else KEY
+    text = "      ".join(words) if wide else "\n".join(words)
+    home.supxlabel(text, fontsize=8, color=PALE, x=0.01, ha="left")
+
+
+def titled(panel: Any, title: str, line: Line) -> None:
+    """The metric's name, and which way is better."""
+    way = {True: "more is better →", False: "← less is better", None: ""}[METRICS[line.metric].higher_is_better]
+    panel.set_title(title, fontsize=10, loc="left", fontweight="bold", color="#222222", pad=16 if way else 6)
+    panel.annotate(
+        way, (0, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=PALE
+    )
+
+
+def interval(panel: Any, place: float, line: Line) -> None:
+    """A line's mean and interval in its row."""
+    if (one := line.estimate) is None:
+        return
+    ink = PALE if line.control else INK
+    if np.isfinite(one.low):
+        panel.plot([one.low, one.high], [place, place], color=ink, linewidth=1.6, solid_capstyle="round")
+    face = "white" if told_from_best(line) and not line.control else ink
+    panel.plot([one.mean], [place], "o", markeredgecolor=ink, markerfacecolor=face, markersize=5)
+
+
+def band(panel: Any, lines: Sequence[Line]) -> None:
+    """The interval of the best control."""
+    best = next((line.estimate for line in lines if line.control and line.estimate is not None), None)
+    if best is not None and has_rivals(lines[0]) and np.isfinite(best.low):
+        panel.axvspan(best.low, best.high, color=BAND, zorder=0, linewidth=0)
+
+
+def plain(panel: Any) -> None:
+    """Only what is needed to read numbers off."""
+    panel.tick_params(axis="x", labelsize=8, color=RULE)
+    panel.grid(axis="x", color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        panel.spines[side].set_visible(False)
+    panel.spines["bottom"].set_color(RULE)
+
+
+def coloured(panel: Any, rows: Rows) -> None:
+    """The labels of controls are grey."""
+    for tick, (_, control) in zip(panel.get_yticklabels(), rows, strict=True):
+        tick.set_color(PALE if control else "#222222")
+
+
+def _panel(panel: Any, lines: Mapping[tuple[str, bool], Line], rows: Rows) -> None:
+    for place, row in enumerate(rows):
+        if row in lines:
+            interval(panel, place, lines[row])
+    band(panel, list(lines.values()))
+    panel.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    plain(panel)
