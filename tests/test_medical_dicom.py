@@ -175,6 +175,19 @@ def test_frames_of_one_file_are_referred_to_by_their_numbers(tmp_path):
         np.testing.assert_allclose([float(value) for value in one.ImagePositionPatient], there, atol=1e-4)
 
 
+def test_frames_without_groups_have_captures_each_at_its_place_and_no_parametric_map(tmp_path):
+    file = FILES / "rtdose.dcm"
+    scan = read_scan(file)
+    with pytest.raises(OutputError, match="frames without functional groups"):
+        to_parametric_map(explained(scan), file, tmp_path / "map.dcm", profile="clinical")
+    out = to_secondary_capture(explained(scan), file, tmp_path / "sc", profile="clinical")
+    found = [pydicom.dcmread(one) for one in sorted(out.iterdir())]
+    assert len(found) == len(scan.values) == 15
+    for index, one in enumerate(found):
+        there = (scan.world @ [index, 0, 0, 1])[:3] * [-1, -1, 1]
+        np.testing.assert_allclose([float(value) for value in one.ImagePositionPatient], there, atol=1e-4)
+
+
 def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
     source, scan = pydicom.dcmread(CT), read_scan(CT)
     heat = np.zeros((128, 128), np.float32)
@@ -196,6 +209,7 @@ def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
         "ImageOrientationPatient",
         "FrameOfReferenceUID",
         "PatientID",
+        "PatientAge",
     ):
         assert found[keyword].value == source[keyword].value
     assert found.PatientOrientation == ["L", "P"]
@@ -208,7 +222,7 @@ def test_captures_of_a_volume_are_one_series_in_a_folder_of_its_own(tmp_path):
     folder = series(tmp_path / "in")
     scan = read_scan(folder)
     heat = np.zeros(scan.shape, np.float32)
-    heat[3, 5, 5] = 1
+    heat[3, 5, 5], heat[1, 5, 5] = 1, 0.25
     out = to_secondary_capture(explained(scan, heat), folder, tmp_path / "sc", profile="clinical", scale="max")
     found = [pydicom.dcmread(file) for file in sorted(out.iterdir())]
     assert [one.InstanceNumber for one in found] == [1, 2, 3, 4, 5]
@@ -220,8 +234,9 @@ def test_captures_of_a_volume_are_one_series_in_a_folder_of_its_own(tmp_path):
         source = by_uid[one.SourceImageSequence[0].ReferencedSOPInstanceUID]
         assert one.ImagePositionPatient == source.ImagePositionPatient
         pixels = one.pixel_array[:64, :64].astype(int)
-        coloured.append(bool(np.ptp(pixels, axis=2).any()))
-    assert coloured == [False, False, False, True, False]  # one scale for all
+        coloured.append(int(np.ptp(pixels, axis=2).max()))
+    assert [value > 0 for value in coloured] == [False, True, False, True, False]
+    assert coloured[1] < coloured[3]  # one scale for all
     with pytest.raises(OutputError, match="not an empty folder"):
         to_secondary_capture(explained(scan, heat), folder, out, profile="clinical", overwrite=True)
     assert not list(tmp_path.glob(".*"))

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 # a warning counts as that of the module it points to, which may be the one that called the library
 MODULES = r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images|camscope\.medical)(\.|$)"
-LOGGERS = ("pydicom", "highdicom", "nibabel", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
+LOGGERS = ("pydicom", "highdicom", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
 
 _lock = threading.Lock()
 _users = 0
