@@ -44,7 +44,7 @@ class Answers:
 
         `watch`: told which methods work next.
         """
-        called = self.scans.shown(path) if self.scans.meant(path) else None
+        called = self.scans.shown(path) if self.scans.private(path) else None
         files = self.destination.files(row, path, self._names(), called)
         exported = self._exported(row, path, called)
         with base.remarks() as remarks:
@@ -121,7 +121,8 @@ class Answers:
 
         photo, rows, columns = found[0].image, len(self.questions), None
         photo = photo if found[0].heat.ndim == 2 else None  # a volume is seen under its maps
-        height = SMALLEST if photo is None else min(LARGEST, max(SMALLEST, photo.shape[0]))
+        tall = LARGEST if found[0].heat.ndim == 3 else SMALLEST  # three planes in one picture
+        height = tall if photo is None else min(LARGEST, max(SMALLEST, photo.shape[0]))
         first = [] if photo is None else [(photo, base.shown(found[0].name), None)]
         every: list[Scale] = ["auto"] * len(found)
         scales = shared_scales(found, self.look.colormap) if self.shared_scale else every
@@ -143,6 +144,8 @@ class Answers:
         title = base.styled((called, "bold cyan"))
         top = base.styled(("  top  ", "dim"), (" · ".join(map(_named, found[0].top[: self.top])), ""))
         said = [base.styled((f"  note: {base.shown(text)}", "dim")) for text in notes]
+        steps = "; ".join(found[0].steps)
+        said = [base.styled(("  read ", "dim"), (base.shown(steps), "dim")), *said] if steps else said
         where = [base.styled(("  to   ", "dim"), (base.shown(one), "")) for one in files.all]
         return [title, top, Padding(_table(found), (0, 0, 0, 2), expand=False), *said, *where, base.styled(("", ""))]
 

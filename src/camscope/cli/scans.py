@@ -73,11 +73,15 @@ class Scans:
         scan = read_scan(path, window=self.window)
         return replace(scan, burned_in=False) if self.allow_pixels else scan
 
+    def private(self, path: Path) -> bool:
+        """Whether a path may be shown nowhere."""
+        return self.profile != "clinical" and self.meant(path)
+
     def shown(self, path: Path) -> str:
         """A path as it may be shown: of a scan `scan-1f0a92bc`."""
         from camscope.images.private import scan_name
 
-        return scan_name(path) if self.profile != "clinical" and self.meant(path) else base.shown(path)
+        return scan_name(path) if self.private(path) else base.shown(path)
 
     def files(self, stem: Path, tails: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""
