@@ -10,30 +10,33 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pydicom
 from PIL import Image, PngImagePlugin
-from pydicom.dataset import Dataset
 from pydicom.datadict import dictionary_VR
+from pydicom.dataset import Dataset
 
 from scan_files import PACKAGED, item
 
 WORDS = re.compile(
-    r"KNR\d{3}VOGL|(?<![\d.])17(?:09|1\d)\d{4}|(?<![\d.])9172\d{5}|121314\.917\d{3}|1\.2\.826\.0\.9172\.\d{4}", re.IGNORECASE
+    r"KNR\d{3}VOGL|(?<![\d.])17(?:09|1\d)\d{4}|(?<![\d.])9172\d{5}|121314\.917\d{3}|1\.2\.826\.0\.9172\.\d{4}",
+    re.IGNORECASE,
 )
 BASE64 = re.compile(rb"[A-Za-z0-9+/]{24,}={0,2}")
 TAGS = """
-PatientName PatientID OtherPatientNames PatientBirthName PatientMotherBirthName PatientBirthDate PatientBirthTime PatientAddress
-PatientTelephoneNumbers PatientComments AdditionalPatientHistory EthnicGroup Occupation MilitaryRank IssuerOfPatientID
-ReferringPhysicianName PerformingPhysicianName OperatorsName PhysiciansOfRecord NameOfPhysiciansReadingStudy RequestingPhysician
-InstitutionName InstitutionAddress InstitutionalDepartmentName StationName Manufacturer ManufacturerModelName DeviceSerialNumber
-SoftwareVersions AccessionNumber StudyID StudyDescription SeriesDescription ProtocolName ImageComments DerivationDescription
-StudyDate SeriesDate AcquisitionDate ContentDate AcquisitionDateTime StudyInstanceUID SeriesInstanceUID SOPInstanceUID
-FrameOfReferenceUID DeviceUID InstanceNumber PatientWeight BodyPartExamined RetrieveAETitle RetrieveURL LongCodeValue TextValue
+PatientName PatientID OtherPatientNames PatientBirthName PatientMotherBirthName PatientBirthDate PatientBirthTime
+PatientAddress PatientTelephoneNumbers PatientComments AdditionalPatientHistory EthnicGroup Occupation MilitaryRank
+IssuerOfPatientID ReferringPhysicianName PerformingPhysicianName OperatorsName PhysiciansOfRecord
+NameOfPhysiciansReadingStudy RequestingPhysician InstitutionName InstitutionAddress InstitutionalDepartmentName
+StationName Manufacturer ManufacturerModelName DeviceSerialNumber SoftwareVersions AccessionNumber StudyID
+StudyDescription SeriesDescription ProtocolName ImageComments DerivationDescription StudyDate SeriesDate
+AcquisitionDate ContentDate AcquisitionDateTime StudyInstanceUID SeriesInstanceUID SOPInstanceUID FrameOfReferenceUID
+DeviceUID InstanceNumber PatientWeight BodyPartExamined RetrieveAETitle RetrieveURL LongCodeValue TextValue
 WindowCenterWidthExplanation DetectorID ContrastBolusAgent RequestedProcedureDescription FilterType
-""".split()
+""".split()  # noqa: SIM905 - a list of them is five times as long
 SUSPECT = ("Modality", "RescaleType", "ImageType", "Units")  # read as words from lists of known ones
 
 
@@ -92,7 +95,7 @@ def unpacked(data: bytes, depth: int = 0) -> Iterator[str]:
 
 def _inside(data: bytes) -> Iterator[bytes]:
     if data[:2] == b"\x1f\x8b":
-        yield gzip.decompress(data)
+        yield zlib.decompressobj(31).decompress(data)
     elif data[:4] == b"PK\3\4":
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             yield " ".join(packed.namelist()).encode()
@@ -115,12 +118,10 @@ def _of_png(data: bytes) -> Iterator[bytes]:
         pixels += body if kind == b"IDAT" else b""
         if kind in (b"zTXt", b"iTXt", b"iCCP"):
             for start in (place + 2 for place in range(len(body)) if body[place] == 0):
-                try:
+                with suppress(zlib.error):
                     yield zlib.decompress(body[start:])
-                except zlib.error:
-                    pass
         at += length + 12
-    yield zlib.decompress(pixels)
+    yield zlib.decompressobj().decompress(pixels)  # also what is left of one that was cut
 
 
 def _of_parquet(data: bytes) -> bytes:
@@ -140,7 +141,10 @@ def dicom(cage: Cage, source: str = "CT_small.dcm", *, suspect: bool = False) ->
             setattr(data, keyword, cage.value(keyword))
         for keyword in SUSPECT if suspect else ():
             setattr(data, keyword, cage.word(keyword))
-        inner = item(ScheduledProcedureStepDescription=cage.word("sequence"), ScheduledPerformingPhysicianName=cage.word("sequence"))
+        inner = item(
+            ScheduledProcedureStepDescription=cage.word("sequence"),
+            ScheduledPerformingPhysicianName=cage.word("sequence"),
+        )
         inner.ScheduledProtocolCodeSequence = [item(CodeMeaning=cage.word("sequence in a sequence"))]
         data.RequestAttributesSequence = [inner]
         data.ReferencedImageSequence = [item(ReferencedSOPInstanceUID=cage.value("ReferencedSOPInstanceUID"))]
@@ -204,5 +208,5 @@ def picture(cage: Cage, path: Path, pixels: np.ndarray) -> Path:
     elif path.suffix == ".jpg":
         image.save(path, exif=exif, comment=cage.word("JPEG comment"), xmp=cage.word("XMP").encode())
     else:
-        image.save(path, exif=exif, description=cage.word("TIFF description"))
+        image.save(path, exif=exif)
     return path

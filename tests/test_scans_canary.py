@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("nibabel")
@@ -20,12 +18,8 @@ pytest.importorskip("pydicom")
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope import GradCAM
-from camscope.batch import Run, run_batch
+from camscope.batch import Run
 from camscope.cli import app
-from camscope.errors import CamscopeError
-from camscope.images.scan_preprocess import ScanPreprocess
-from camscope.measure import measure
 from canaries import Cage, dicom, nifti, picture, save
 from scan_files import slices
 
@@ -69,7 +63,8 @@ def fail(image):
 
 flat_way = ScanPreprocess(resize=24, normalise="range")
 PREPROCESSING = {
-    "flat": flat_way, "deep": ScanPreprocess(resize=8, normalise="range"), "raising": Raising(resize=24), "warning": warn, "own": fail
+    "flat": flat_way, "deep": ScanPreprocess(resize=8, normalise="range"), "raising": Raising(resize=24),
+    "warning": warn, "own": fail
 }
 """
 
@@ -95,7 +90,11 @@ class Ward:
             rows = csv.writer(file)
             rows.writerow(["path", "target", "patient", "born", "note", "outlines"])
             for kind in kinds:
-                words = [self.cage.word(f"column of {kind}"), self.cage.value("PatientBirthDate"), self.cage.word("column")]
+                words = [
+                    self.cage.word(f"column of {kind}"),
+                    self.cage.value("PatientBirthDate"),
+                    self.cage.word("column"),
+                ]
                 where = self.files.get(kind, kind)
                 mask = (masks or {}).get(kind)
                 relative = where.relative_to(self.folder) if isinstance(where, Path) else where
@@ -128,7 +127,9 @@ def ward(tmp_path_factory) -> Ward:
     picture(cage, made.name("tiff", ".tif"), (rng.random((30, 30)) * 60000).astype(np.uint16))
     made.name("cut png", ".png").write_bytes(made.files["photo"].read_bytes()[:400])
     series = made.name("series", "")
-    for at, one in enumerate(slices((rng.random((5, 10, 10)) * 99).astype(np.int16), [(0, 0, 2.0 * z) for z in range(5)])):
+    for at, one in enumerate(
+        slices((rng.random((5, 10, 10)) * 99).astype(np.int16), [(0, 0, 2.0 * z) for z in range(5)])
+    ):
         for keyword in ("PatientName", "PatientID", "InstitutionName", "SeriesDescription"):
             setattr(one, keyword, cage.value(keyword))
         one.file_meta.ImplementationVersionName = cage.word("meta of a slice")
@@ -201,7 +202,13 @@ def model(ward, name):
 
 
 FLAT = ["ct", "suspect", "burned", "cut", "text", "no suffix", "gone", "png", "tiff", "jpeg", "cut png", "../away.dcm"]
-LINKS = ["memory://{}/there.png", "memory://{}/gone.dcm", "file:///{}.dcm", "https://localhost:9/{}.dcm", "nothing://{}.dcm"]
+LINKS = [
+    "memory://{}/there.png",
+    "memory://{}/gone.dcm",
+    "file:///{}.dcm",
+    "https://localhost:9/{}.dcm",
+    "nothing://{}.dcm",
+]
 
 
 def linked(cage: Cage) -> list[str]:
@@ -226,7 +233,6 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     ears.run("batch", table, "-o", out, "-m", model(ward, "flat"), "--overlays", kind, "--layer", "1", code=1)
     assert told(cage, of_files(cage, out)) == {}
     run = Run(out)
-    print([(r["error"]) for r in run.table().to_pylist()])
     assert run.failures == 11
     assert all(row["path"].startswith("scan-") for row in run.table().to_pylist())
     for words in ([], ["--scans", table]):
@@ -237,7 +243,149 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     measures = tmp_path / "measures"
     for masks in ([], ["--masks", "outlines"], ["--masks", ward.folder]):
         words = ["--scans", table, "-o", measures, "--overwrite", "--figure", tmp_path / "figure.png"]
-        result = ears.run("measure", out, *words, *masks, "--overwrite", code=2 if masks[1:] == ["outlines"] else 0)
+        ears.run("measure", out, *words, *masks, "--overwrite", code=2 if masks[1:] == ["outlines"] else 0)
     assert told(cage, of_files(cage, tmp_path)) == {}
     assert ears.heard == {}
     assert "scan-" in ears.text
+
+
+def test_runs_of_volumes(ward, ears, tmp_path):
+    table = ward.table(["nifti", "packed", "cut nifti", "series"])
+    out = tmp_path / "out"
+    ears.run("batch", table, "-o", out, "-m", model(ward, "deep"), "--overlays", "png", "--height", 64, code=1)
+    assert Run(out).failures == 1
+    ears.run("show", out, "--scans", table, "-o", tmp_path / "page.html")
+    ears.run("export", out, "--format", "png,npz,json,csv", "-o", tmp_path / "export", code=1)
+    ears.run("measure", out, "--scans", table, "-o", tmp_path / "measures", "--metric", "sparseness")
+    assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
+    assert ears.heard == {}
+
+
+@pytest.mark.parametrize("given", ["series", "no suffix", "png"])
+def test_what_is_a_scan_by_its_bytes_or_its_way_is_private_too(ward, ears, given, tmp_path):
+    """A table that names folders of slices, files without a suffix, or pictures that enter the model as scans."""
+    net = model(ward, "deep" if given == "series" else "flat")
+    ears.run("batch", ward.table([given]), "-o", tmp_path, "-m", net, "--layer", "1")
+    assert Run(tmp_path).table().to_pylist()[0]["path"].startswith("scan-")
+    assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
+    assert ears.heard == {}
+
+
+@pytest.mark.parametrize(("name", "failures"), [("raising", 4), ("own", 4), ("warning", 1)])
+def test_what_a_preprocessing_of_ones_own_says(ward, ears, name, failures, tmp_path):
+    """Its error's kind is told; a warning's words are its own, which reach the console as those of any code do."""
+    table, net = ward.table(["ct", "photo", "jpeg", "cut"]), model(ward, name)
+    ears.run("batch", table, "-o", tmp_path / "out", "-m", net, "--layer", "1", code=1)
+    assert Run(tmp_path / "out").failures == failures
+    for image in ("ct", "photo"):
+        ears.run(
+            "explain",
+            ward.files[image],
+            "--profile",
+            "research",
+            "-m",
+            net,
+            "-o",
+            tmp_path / image,
+            "--layer",
+            "1",
+            code=2 if name != "warning" else 0,
+        )
+    assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
+    assert {where for where in ears.heard if where != "an exception's message" or name != "warning"} == set()
+
+
+def test_explanations(ward, ears, tmp_path):
+    cage, files, everything = ward.cage, ward.files, ["--format", "png,jpg,webp,npz,json", "--export", "nifti"]
+
+    def explain(net, to, *words, code=0):
+        return ears.run("explain", *words, "-m", model(ward, net), "-o", tmp_path / to, "--layer", "1", code=code)
+
+    explain("flat", "one", files["ct"], *everything, "--mask", f"lesion={files['mask']}")
+    for mask in ("wrong mask", "broken mask", "gone"):
+        explain("flat", mask, files["ct"], "--mask", f"lesion={files[mask]}", code=1)
+    each = [
+        files[one] for one in ("ct", "suspect", "burned", "no suffix", "cut", "text", "gone", "png", "tiff", "photo")
+    ]
+    explain("flat", "flat", *each, *everything, code=1)
+    assert "have output" in explain("flat", "flat", *each, *everything, code=1).stderr
+    explain("colours", "photos", files["photo"], files["ct"], "--preprocess", "imagenet", "--format", "png,json")
+    moving = ["--format", "png,npz,json,gif", "--export", "nifti"]
+    explain("deep", "deep", *(files[one] for one in ("nifti", "packed", "cut nifti")), *moving, code=1)
+    explain("deep", "series", files["series"], "--series", *moving)
+    explain("flat", "slices", files["nifti"], "--slices", 2)
+    explain("deep", "lost", ward.folder / cage.word("folder that is not there"), "--series", code=1)
+    explain("deep", "lost", ward.folder, code=1)
+    words = ["--method", "integratedgradients", "--set", f"baseline={files['png']}", "--format", "json"]
+    ears.run("explain", files["ct"], "-m", model(ward, "flat"), "-o", tmp_path / "baseline", *words)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"".join(path.suffixes[-2:]) for path in written} >= {".png", ".npz", ".json", ".gif", ".nii.gz"}
+    assert told(cage, of_files(cage, tmp_path)) == {}
+    assert ears.heard == {}
+
+
+def test_other_commands_call_a_scan_by_its_hash(ward, ears, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for image in ("ct", "cut", "gone"):
+        words = [ward.files[image], "-m", model(ward, "flat"), "--layer", "1"]
+        ears.run("compare", *words, "--methods", "gradcam,layercam", code=int(image != "ct"))
+        ears.run("features", *words, code=int(image != "ct"))
+    words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "sparseness"]
+    ears.run("compare", ward.table(["ct", "suspect"]), *words, "--methods", "gradcam,layercam")
+    assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
+    assert ears.heard == {}
+
+
+def test_errors_of_tables_quote_no_cell(ward, ears, tmp_path):
+    cage, folder = ward.cage, ward.folder
+    word = [cage.word("cell") for _ in range(8)]
+    tables = {
+        "ragged": f"path,patient\n{word[0]}.dcm,{word[1]}\n{word[0]}.dcm,{word[1]},{word[2]}\n",
+        "no header": f"{word[3]}.dcm,{word[4]}\n",
+        "not a class": f"path,id\n{word[5]}.dcm,{word[6]}\n{word[7]}.dcm,{word[6]}\n",
+        "empty": "path,id\n",
+        "not UTF-8": "path\n\xff\n",
+    }
+    for name, text in tables.items():
+        path = folder / f"{cage.word(f'name of a table: {name}')}.csv"
+        path.write_bytes(text.encode("latin-1"))
+        ears.run("batch", path, "-o", tmp_path / "out", "-m", model(ward, "flat"), code=2)
+    for source in ("gone.csv", "gone.dcm", "*.dcm"):
+        ears.run(
+            "batch",
+            folder / f"{cage.word('source')}{source}",
+            "-o",
+            tmp_path / "out",
+            "-m",
+            model(ward, "flat"),
+            code=2,
+        )
+    table = ward.table(["ct"])
+    ears.run("batch", table, "--keep", "age", "-o", tmp_path / "out", "-m", model(ward, "flat"), code=2)
+    assert ears.heard == {}
+
+
+def test_the_clinical_profile_shows_that_canaries_are_found(ward, ears, tmp_path):
+    cage, net = ward.cage, model(ward, "flat")
+    words = ["--profile", "clinical", "-m", net, "--layer", "1"]
+    ears.run("batch", ward.table(["ct", "suspect", "png", "gone"]), "-o", tmp_path / "out", *words, code=1)
+    ears.run("export", tmp_path / "out", "--format", "csv,coco,json", "-o", tmp_path / "export")
+    ears.run("explain", ward.files["ct"], "-o", tmp_path / "one", "--export", "pmap,sc", *words)
+    found = told(cage, of_files(cage, tmp_path) | cage.found(ears.text.encode()))
+    assert len(cage.planted) >= 60
+    assert len(found) > 20
+    assert {"PatientName", "PatientID", "AccessionNumber", "StudyInstanceUID", "name of ct", "column of ct"} <= set(
+        found
+    )
+
+
+def test_a_canary_is_found_where_it_was_put(ward):
+    """All that the files hold is seen by the search, packed or not; what only names and tables hold is another matter."""
+    files = of_files(ward.cage, ward.folder)
+    elsewhere = ("name", "column", "folder", "cell", "source", "URL", "path", "exception")
+    missed = {
+        one: where
+        for one, where in ward.cage.planted.items()
+        if one not in files and not any(w in where for w in elsewhere)
+    }
+    assert missed == {}

@@ -8,8 +8,9 @@ from typing import Any
 from camscope.batch.manifest import PRIVATE, Manifest, arrow
 from camscope.batch.reading import source_of
 from camscope.errors import InputError
-from camscope.images.listing import MEDICAL
+from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.private import scan_name
+from camscope.images.scans import is_scan
 
 
 class Places:
@@ -23,12 +24,18 @@ class Places:
 
 
 def has_scans(manifest: Manifest) -> bool:
-    """Whether any path is that of a medical image."""
+    """Whether any path is that of a medical image: by its name, or where that says nothing by its first bytes, or its files."""
     if manifest.images is not None:
         return False
-    endings = "|".join(map(re.escape, MEDICAL))
-    compute = arrow("compute")
-    return bool(compute.any(compute.match_substring_regex(manifest.table["path"], rf"(?i)({endings})(#\d+)?$")).as_py())
+    compute, paths = arrow("compute"), manifest.table["path"]
+    if compute.any(compute.match_substring_regex(paths, rf"(?i)({_endings(MEDICAL)})(#\d+)?$")).as_py():
+        return True
+    unnamed = compute.invert(compute.match_substring_regex(paths, rf"(?i)({_endings(PICTURES)})$|://"))
+    return any(is_scan(_place(manifest, one.as_py())) for one in paths.filter(unnamed))
+
+
+def _endings(suffixes: Sequence[str]) -> str:
+    return "|".join(map(re.escape, suffixes))
 
 
 def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:
