@@ -332,6 +332,17 @@ def test_other_commands_call_a_scan_by_its_hash(ward, ears, tmp_path, monkeypatc
         ears.run("features", *words, code=int(image != "ct"))
     words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "sparseness"]
     ears.run("compare", ward.table(["ct", "suspect"]), *words, "--methods", "gradcam,layercam")
+    masks = {"ct": ward.files["mask"], "suspect": ward.files["broken mask"]}
+    for first in ("ct", "suspect"):
+        words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "enrichment", "--masks", "outlines"]
+        table = ward.table([first, "cut", "png"], masks)
+        ears.run("measure", table, *words, "-o", f"measures {first}", code=1 if first == "ct" else 2)
+    words = ["-m", model(ward, "flat"), "--layer", "1", "--method", "gradcam,layercam", "--save", "choice.toml"]
+    table = ward.table(
+        ["ct", "suspect", "burned", "png", "tiff", "cut", "gone", "text"], {"ct": ward.files["wrong mask"]}
+    )
+    ears.run("choose", table, *words)
+    ears.run("choose", table, *words, "--masks", "outlines", "--overwrite", code=2)
     assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
     assert ears.heard == {}
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from camscope.batch.manifest import PRIVATE, Manifest, arrow
 from camscope.batch.reading import source_of
 from camscope.errors import InputError
@@ -18,9 +20,11 @@ class Places:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self._rows = manifest.table["row"].to_numpy()  # ascending; of some of a manifest's rows not 0, 1, 2 …
 
     def __getitem__(self, number: int) -> Any:
-        return source_of(self.manifest, self.manifest.table["path"][number].as_py())
+        at = int(np.searchsorted(self._rows, number))
+        return source_of(self.manifest, self.manifest.table["path"][at].as_py())
 
 
 def has_scans(manifest: Manifest) -> bool:
