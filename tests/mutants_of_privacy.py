@@ -96,7 +96,7 @@ def a_path_is_no_plain_setting() -> None:
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
     Mutant("all is told", private, "unquoted", QUOTED, "", no_error_quotes_another),
-    Mutant("only by names", runs, "has_scans", "any(is_scan", "any(False and is_scan", a_folder_of_slices_is_a_scan),
+    Mutant("only by names", runs, "has_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan),
     Mutant(
         "rows are places",
         runs.Places,
