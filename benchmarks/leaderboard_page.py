@@ -64,8 +64,8 @@ def page(results: Mapping[str, Results]) -> str:
             for metric, own in lines.items()
             for line in own
         }
-        gaps = beside(tables["slow"])
-        numbers |= {(model, "slow", method, "gap"): text for method, text in gaps.items()}
+        gaps = {part: beside(table) for part, table in tables.items()}
+        numbers |= {(model, part, method, "gap"): text for part, own in gaps.items() for method, text in own.items()}
         parts += [f"## {TITLES[model]}\n", *sections(model, every, found.prices, gaps), left_out(found)]
     preface = PREFACE.format(processor=here["processor"], torch=here["torch"])
     said = NAMED.sub(lambda one: numbers[one.groups()], CONCLUSIONS)
@@ -73,15 +73,17 @@ def page(results: Mapping[str, Results]) -> str:
 
 
 def sections(
-    model: str, every: Mapping[str, Lines], prices: Mapping[str, tuple[float, str]], gaps: Mapping[str, str]
+    model: str,
+    every: Mapping[str, Lines],
+    prices: Mapping[str, tuple[float, str]],
+    gaps: Mapping[str, Mapping[str, str]],
 ) -> Iterator[str]:
     """A heading, a table and a figure for each part."""
     for part, lines in every.items():
         images = max(line.estimate.n for line in lines[FIRST[0]] if line.estimate)
         seconds = {name: words for name, (_, words) in prices.items()}
-        more: dict[str, Mapping[str, str]] = {"seconds": seconds}
-        if part == "slow":
-            more = {f"{PAIRED} less Grad-CAM's": gaps, "passes": passes(), "seconds": seconds}
+        more = {f"{PAIRED} less Grad-CAM's": gaps[part], **({"passes": passes()} if part == "slow" else {})}
+        more |= {"seconds": seconds}
         title = "Slow methods" if part == "slow" else part.capitalize()
         yield f"### {title}: {images} photographs\n\n{SLOW if part == 'slow' else ''}{table(lines, more)}\n"
         file = f"{model}-{part}.png"
