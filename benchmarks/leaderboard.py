@@ -44,7 +44,7 @@ QUICK = (
 BRISK = ("reciprocam", "ablationcam", "lrp", "deeplift")  # each a run of its own, as are the slow ones
 SLOW = tuple(name for name, kind in METHODS.items() if not kind.control and name not in QUICK + BRISK)
 CHUNK = 5  # photographs in a part of a run of one method
-PRICED = 6.0  # seconds that a method's price may take: the rest is reckoned from the steps so far
+PRICED = 60.0  # seconds that a method's price may take: the rest is reckoned from the steps so far
 FEW = sorted(random.Random(0).sample(range(100), 20))  # photographs for the slow ones
 
 

@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "leaderboard.md"
 FIGURES = PAGE.parent / "leaderboard"
 FIRST = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept")
 PAIRED, BESIDE = "average-precision", "gradcam"  # what the slow methods are held against, photograph by photograph
-NAMED = re.compile(r"\{(\w+)/(\w+)/([^/}]+)/([\w-]+)\}")  # a number of the tables: model, table, method, metric
+NAMED = re.compile(r"\{(\w+)/([\w-]+)/([^/}]+)/([\w-]+)\}")  # a number of the tables: model, table, method, metric
 Lines = Mapping[str, Sequence[Line]]
 
 
@@ -38,10 +38,12 @@ class Results:
 
     def parts(self) -> dict[str, pa.Table]:
         """[part of the page]: its table in long form. The controls are those of the first table, and never another's."""
-        whole = pa.concat_tables([self.tables[0], *map(methods_only, self.tables[1:])])
-        known = self.tables[0].filter(pc.field("row").isin(self.numbers))
+        first, *others = (table.filter(pc.field("metric").isin(FIRST)) for table in self.tables)
+        whole = pa.concat_tables([first, *map(methods_only, others)])
+        known = first.filter(pc.field("row").isin(self.numbers))
         known = known.filter(pc.field("control") | (pc.field("method") == BESIDE))
-        slow = pa.concat_tables([known, *map(methods_only, self.few)])
+        few = (table.filter(pc.field("metric").isin(FIRST)) for table in self.few)
+        slow = pa.concat_tables([known, *map(methods_only, few)])
         return {"all": whole, "off-centre": whole.filter(~pc.field("centre_in_box")), "slow": slow}
 
 
@@ -113,7 +115,7 @@ def cell(line: Line | None) -> str:
 
 def interval(one: Any) -> str:
     """0.77 [0.73, 0.81]"""
-    return f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]"
+    return f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]".replace("-0.00", "0.00")
 
 
 def beside(table: pa.Table) -> dict[str, str]:

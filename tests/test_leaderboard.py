@@ -70,6 +70,13 @@ def test_slow_methods_stand_beside_grad_cam_and_the_controls_on_the_same_photogr
     assert gaps["xrai"].startswith("0.30 ["), "(0.9 - 0.7 + 0.6 - 0.2) / 2"
 
 
+def test_a_number_in_the_words_is_looked_up_in_the_tables():
+    named = board.NAMED.findall(board.CONCLUSIONS)
+    assert board.CONCLUSIONS.count("{") == len(named) > 0
+    assert {part for _, part, _, _ in named} <= {"all", "off-centre", "slow"}
+    assert {metric for *_, metric in named} <= {*board.FIRST, "gap"}
+
+
 def test_what_is_in_no_table_is_named_with_the_reason_or_the_price():
     words = board.left_out(results())
     assert "Without an answer here: `cam` (no such layer)." in words
