@@ -153,5 +153,7 @@ def left_out(found: Results) -> str:
     said = "; ".join(f"`{name}` ({missing[name][1]})" for name in missing if name not in dear)
     names = ", ".join(f"`{name}` ({missing[name][1]} s)" for name in missing if name in dear)
     return f"Without an answer here: {said}.\n" + (
-        f"\nNot run, for their price a photograph: {names}.\n" if names else ""
+        f"\nNot run, for their price a photograph (about: reckoned from a part of the passes): {names}.\n"
+        if names
+        else ""
     )
