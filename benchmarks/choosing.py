@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.leaderboard import BOXES, manifest
-from benchmarks.trained import DATA
+from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
 from camscope.batch import manifest_of
 from camscope.explainers import Explainer
@@ -83,7 +82,7 @@ def photographs(name: str, count: int) -> tuple[Any, list[Sample], int]:
     """The same of a trained model and boxed photographs."""
     model = load_model(f"{DATA / 'models.py'}:{name}")
     with TemporaryDirectory() as folder:
-        table = manifest_of(str(manifest(Path(folder))), "")
+        table = manifest_of(str(listed(Path(folder) / "list.csv")), "")
     boxes = evidence_of(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), ())
     pool, _ = samples_of(table, GradCAM(model), None, boxes, most=count)
     return model, pool, 16
