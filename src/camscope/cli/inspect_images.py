@@ -108,8 +108,8 @@ def _tell(found: "Inspection") -> None:
         console.print(_prevalence(one))
     if found.findings:
         console.print(_findings(found))
-    for words in found.not_checked:
-        base.note(f"not checked: {words.replace('name another with ', 'name another with --').rstrip('=')}")
+    if found.not_checked:
+        base.note(f"no column, and not checked: {', '.join(found.not_checked)}; to name one: --{found.not_checked[0]}")
     counts = ", ".join(f"{count} {each}{'s' * (count != 1)}" for each, count in found.counts.items() if count)
     console.print(base.styled(("found   ", "bold"), (counts or "nothing to be said against them", "")), soft_wrap=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from camscope.batch.inspection.codes import CODES, ORDER, Finding
+from camscope.batch.inspection.codes import ORDER, Finding, codes_of
 from camscope.batch.inspection.columns import Coded, Codes, Inspected, crossing, groups_of, repeated
 from camscope.batch.inspection.places import gaps
 from camscope.batch.manifest import arrow, taken
@@ -18,6 +18,8 @@ DOUBTFUL = re.compile(r"\?+|-1|unknown|unlabell?ed|nan|none|null|n/?a|missing|tb
 SPLITS = re.compile(
     r"train(ing)?|val(id(ation)?)?|dev(elopment)?|test(ing)?|hold-?out|internal|external|(fold[ _-]?)?\d{1,2}", re.I
 )
+FAILURES = ("missing-file", "missing-codec", "no-pixels", "ambiguous", "unreadable")
+OF_FLAGS = ("gap", "geometry", "left-out", "no-place", "odd", "suffix")
 MIXES = {"modality": "modality-mix", "format": "format-mix", "codec": "codec-mix", "stored": "stored-mix"}
 
 
@@ -41,15 +43,21 @@ def of_rows(seen: Inspected) -> Iterator[Finding]:
     compute, column = arrow("compute"), seen.facts["findings"].combine_chunks()
     found = Coded.of(compute.list_flatten(column))
     parents = compute.list_parent_indices(column).to_numpy(zero_copy_only=False).astype(np.int64)
-    errors = seen.facts["error"].to_pylist()
     lossless = _differ(seen, "lossy")
     for at, code in enumerate(found.values):
         rows = np.unique(parents[found.codes == at])
-        reasons = Counter(errors[row] for row in rows.tolist() if errors[row] and CODES[code][0] == "error")
-        if code.startswith("mask-"):
-            reasons.clear()
-        yield Finding(code, rows, dict(reasons.most_common(REASONS)))
+        yield Finding(code, rows, _reasons(seen, code, rows))
     yield Finding("lossy-mix", lossless)
+
+
+def _reasons(seen: Inspected, code: str, rows: Codes) -> dict[str, int]:
+    """What the rows say themselves of what was found: why they cannot be read, where the gaps are."""
+    chosen = seen.facts.select(["error", "flags"]).take(arrow().array(rows)).to_pylist()
+    if code in OF_FLAGS:
+        said = Counter(flag for row in chosen for flag in row["flags"] if codes_of([flag]) == [code])
+    else:
+        said = Counter(row["error"] for row in chosen if row["error"] and code in FAILURES)
+    return dict(said.most_common(REASONS))
 
 
 def _differ(seen: Inspected, name: str) -> Codes:

@@ -32,7 +32,7 @@ OF_THE_SET = ("columns", "target-follows-group")  # findings that concern no row
 class Inspection:
     """What `inspect_images` found. `shown`: row, id, path and the columns that may be shown; `facts`: of each row, in order.
 
-    `mix`: fact -> value -> images. `not_checked`: what could not be, and why.
+    `mix`: fact -> value -> images. `not_checked`: which of patient, split, target and mask no column says.
     """
 
     shown: "pa.Table"

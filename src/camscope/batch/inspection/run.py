@@ -75,7 +75,7 @@ def inspect_images(
         mixtures(seen),
         ranges(seen),
         tuple(counted),
-        tuple(_not_checked(columns)),
+        tuple(meaning for meaning in USUAL if columns[meaning] is None),
         "research" if private else profile or "all",
     )
 
@@ -108,15 +108,3 @@ def _shown(manifest: Manifest, private: bool, allowed: Sequence[str | None]) -> 
     for name in kept:
         hidden = hidden.append_column(name, manifest.table[name])
     return arrow().table(hidden)
-
-
-def _not_checked(columns: Mapping[str, str | None]) -> Iterator[str]:
-    what = {
-        "patient": "patients in several splits",
-        "split": "what splits share",
-        "target": "targets",
-        "mask": "masks",
-    }
-    for meaning, words in what.items():
-        if columns[meaning] is None:
-            yield f"{words}: no column {' or '.join(USUAL[meaning])}; name another with {meaning}="
