@@ -154,7 +154,7 @@ def spacings(seen: Inspected) -> Iterator[Finding]:
             if least < spread <= most
         ]
         yield Finding(code, np.sort(np.concatenate(far)) if far else np.empty(0, np.int64))
-    medical = seen.coded("modality").codes >= 0
+    medical = (seen.coded("modality").codes >= 0) & np.isfinite(seen.numbers("minimum"))
     yield Finding("no-spacing", np.flatnonzero(medical & ~some) if some.any() else np.empty(0, np.int64))
 
 
