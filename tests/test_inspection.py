@@ -303,6 +303,33 @@ def test_slices_at_one_place_are_found_unless_they_are_copies(tmp_path):
     assert [one.code for one in inspect_images(again).findings] == ["duplicates"]
 
 
+def test_a_folder_is_one_row_and_none_of_its_slices_is_compared_with_those_of_others(tmp_path):
+    rows = ["path"]
+    for phase in range(2):
+        folder = tmp_path / f"phase {phase}"
+        folder.mkdir()
+        rows.append(folder.name)
+        for n, depth in enumerate((0, 1, 2)):
+            place = {"ImagePositionPatient": [0, 0, depth], "SeriesInstanceUID": "1.2.3"}
+            dicom(folder / f"{n}.dcm", PIXELS[3 * phase + n], StudyInstanceUID="1.2", SliceThickness=1, **place)
+    (tmp_path / "list.csv").write_text("\n".join(rows) + "\n")
+    made = inspect_images(tmp_path / "list.csv")
+    assert (made.readable, made.mix["size"]) == (2, {"3 x 12 x 10": 2})
+    assert made.findings == ()
+
+
+def test_images_of_one_value_are_no_copies_of_each_other(planted):
+    for n in (1, 3):
+        dicom(planted.file(n), np.full(SIZE, 7))
+    assert planted.found() == {"constant": ["case-1", "case-3"]}
+
+
+def test_only_voxels_far_from_the_usual_are_of_another_size(planted):
+    edit(planted.file(1), PixelSpacing=[2, 2])
+    edit(planted.file(2), PixelSpacing=[0.7, 0.7])
+    assert planted.found() == {"spacing-mix": ["case-1"]}
+
+
 def nifti(path, values, world=None):
     nibabel.save(nibabel.Nifti1Image(values, np.diag([2.0, 2, 2, 1]) if world is None else world), path)
 

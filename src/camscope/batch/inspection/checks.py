@@ -14,7 +14,7 @@ from camscope.batch.manifest import arrow, taken
 REASONS = 20  # that a finding lists
 LARGE, NOTICEABLE = 2.0, 1.01  # ratios of spacings
 THICK = 3.0  # voxels this many times as long as wide
-DOUBTFUL = re.compile(r"\?+|-1|unknown|unlabell?ed|nan|none|null|n/?a|missing|tbd|todo|-+", re.IGNORECASE)
+DOUBTFUL = re.compile(r"\?+|-1|unknown|unlabell?ed|nan|null|n/?a|missing|tbd|todo|-+", re.IGNORECASE)
 SPLITS = re.compile(
     r"train(ing)?|val(id(ation)?)?|dev(elopment)?|test(ing)?|hold-?out|internal|external|(fold[ _-]?)?\d{1,2}", re.I
 )
