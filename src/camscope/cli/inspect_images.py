@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 ROWS, REASONS, VALUES, TARGETS, GROUPS = 4, 5, 6, 6, 20  # that a terminal has room for
+LONG = 50  # letters of a reason that has a line of its own
 TWINS = {"duplicates": " = ", "duplicate-targets": " = ", "pixels-in-splits": " = "}
 
 
@@ -159,9 +160,10 @@ def _findings(found: "Inspection") -> "Table":
 def _words(found: "Inspection", one: "Finding") -> "Text":
     """The message, the reasons, and the first of the rows."""
     parts = [(one.message, "bold" if one.severity == "error" else ""), (f"  [{one.code}]", "dim")]
-    details = [f"{count:,} x {base.shown(words)}" for words, count in list(one.details.items())[:REASONS]]
-    details += [f"and {len(one.details) - REASONS} more"] if len(one.details) > REASONS else []
-    between = "\n" if one.severity == "error" else " · "
+    said = {words: count for words, count in one.details.items() if words != one.message}
+    details = [f"{count:,} x {base.shown(words)}" for words, count in list(said.items())[:REASONS]]
+    details += [f"and {len(said) - REASONS} more"] if len(said) > REASONS else []
+    between = "\n" if max(map(len, details), default=0) > LONG else " · "
     parts += [("\n" + between.join(details), "")] if details else []
     if one.count < len(found):
         parts.append((f"\n{_rows(found, one)}", "cyan"))
