@@ -167,3 +167,15 @@ def test_a_scan_that_is_named_otherwise_waits_for_a_profile(tmp_path):
     assert "profile='research'" in Run(tmp_path / "out").table().to_pylist()[0]["error"]
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "private", profile="research")
     assert made.failures == 0
+
+
+def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMSCOPE_KEY", "a key")
+    for name in ("JaneDoe1970", "JaneDoe1971"):
+        (tmp_path / name).mkdir()
+        shutil.copy(CT, tmp_path / name / "1")
+    (tmp_path / "list.csv").write_text("path\nJaneDoe1970\nJaneDoe1971#0\n")
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
+    assert made.failures == 0
+    assert leaks(tmp_path / "out") == set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from camscope.version import __version__
 
 if TYPE_CHECKING:
-    from camscope.batch import Run, run_batch
+    from camscope.batch import Run, inspect_images, run_batch
     from camscope.explainers import (
         CAM,
         DRISE,
@@ -211,6 +211,7 @@ __all__ = [
     "extract",
     "fuse",
     "inspect",
+    "inspect_images",
     "load_model",
     "record",
     "run_batch",
@@ -231,7 +232,7 @@ _NAMES = {
         "SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness "
         "fuse"
     ),
-    "camscope.batch": "Run run_batch",
+    "camscope.batch": "Run inspect_images run_batch",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",

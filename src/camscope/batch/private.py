@@ -8,8 +8,9 @@ from typing import Any
 from camscope.batch.manifest import PRIVATE, Manifest, arrow
 from camscope.batch.reading import source_of
 from camscope.errors import InputError
-from camscope.images.listing import MEDICAL
+from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.private import scan_name
+from camscope.images.sources import selected
 
 
 class Places:
@@ -23,12 +24,20 @@ class Places:
 
 
 def has_scans(manifest: Manifest) -> bool:
-    """Whether any path is that of a medical image."""
+    """Whether any path is that of a medical image, or of a folder, which can be nothing but a series."""
     if manifest.images is not None:
         return False
-    endings = "|".join(map(re.escape, MEDICAL))
-    compute = arrow("compute")
-    return bool(compute.any(compute.match_substring_regex(manifest.table["path"], rf"(?i)({endings})(#\d+)?$")).as_py())
+    paths = manifest.table["path"]
+    if _any_ends(paths, MEDICAL).any():
+        return True
+    others = paths.filter(arrow().array(~_any_ends(paths, PICTURES)))
+    return any(Path(selected(_place(manifest, path))[0]).is_dir() for path in others.to_pylist() if "://" not in path)
+
+
+def _any_ends(paths: Any, endings: Sequence[str]) -> Any:
+    """(n,) bool: whether each path has one of these suffixes, also with a part behind it, as `scan.dcm#3`."""
+    pattern = rf"(?i)({'|'.join(map(re.escape, endings))})(#\d+)?$"
+    return arrow("compute").match_substring_regex(paths, pattern).to_numpy(zero_copy_only=False).astype(bool)
 
 
 def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:
