@@ -322,7 +322,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--method", "occlusion", "--set", "window=12,x"], "window='x': expected int"),
         (["--format", "bmp"], "expected some of png"),
         (["--classes", "1", "--target", "1"], "not both"),
-        (["-o", "x.bmp"], "cannot write .gif"),
+        (["-o", "x.bmp"], "cannot write .bmp"),
         (["-o", "model.py/"], "is a file"),
         (["-o", "x.npz", "--classes", "0,1"], "holds one map"),
         (["-o", "x.png", "--format", "npz"], "says the format already"),
