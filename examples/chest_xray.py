@@ -13,9 +13,7 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from camscope import GradCAM, load_model
-from camscope.batch import Run, run_batch
-from camscope.images.scans import read_scan
+from camscope import GradCAM, Run, load_model, read_scan, run_batch
 from camscope.medical import export
 from camscope.phantom import Phantom, draw
 

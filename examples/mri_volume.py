@@ -10,8 +10,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-from camscope import GradCAM, to_nifti
-from camscope.images.scan_preprocess import ScanPreprocess
+from camscope import GradCAM, ScanPreprocess, to_nifti
 from camscope.metrics import METRICS
 from camscope.phantom.volume import FINDINGS, STEPS, draw_volume, train_volume_net
 
