@@ -56,9 +56,12 @@ def run(
     from camscope.measure.choice import save as write
     from camscope.measure.choose import choose
     from camscope.measure.evidence import evidence_of
+    from camscope.measure.making import expect_evidence
     from camscope.measure.samples import samples_of, told_of
 
     if save is not None:
+        if Path(save).suffix.lower() != ".toml":
+            raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
         check_free(Path(save), overwrite)
     (question,) = asking.questions(target, None)
     manifest = manifest_of(source, root)
@@ -66,6 +69,7 @@ def run(
     if masks is not None:
         folder = manifest.root or Path.cwd()
         known = evidence_of(masks, manifest.table.column_names, folder, base.split(category or ""))
+        expect_evidence(known, manifest)
     net = base.loaded(model, weights, device)
     with base.remarks():
         reader = GradCAM(net, preprocess=preprocess)
@@ -82,7 +86,6 @@ def run(
                 samples,
                 seed=seed,
                 exhaustive=exhaustive,
-                region=max(1, first.shape[-1] // 14),
                 told=lambda seen, count, left: bar.seen(seen, f"{left} candidates left"),
             )
     base.out().print(_table(choice))

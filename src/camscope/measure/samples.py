@@ -75,4 +75,4 @@ def on_input(mask: Mask, place: Placement) -> Mask:
 
 def told_of(left_out: Mapping[str, int]) -> Sequence[str]:
     """`3 images left out: …`"""
-    return [f"{count} images left out: {reason}" for reason, count in left_out.items()]
+    return [f"{count} image{'s' if count > 1 else ''} left out: {reason}" for reason, count in left_out.items()]

@@ -60,9 +60,8 @@ class Standing:
             return None
 
 
-Reference = Mapping[
-    str, Floats
-]  # of each criterion that ranks, the values of all candidates on the first images, in order
+# of each criterion that ranks, the values of all candidates on the first images where it has any, in order
+Reference = dict[str, Floats]
 
 
 def reference(standings: Sequence[Standing]) -> Reference:
