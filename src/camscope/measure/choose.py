@@ -88,8 +88,8 @@ def choose(
     """Race explainers of one model over samples of one size; see the module.
 
     `block`: images in a round. `steps`, `region`: points of a removal curve, and the side in pixels of what is removed at a
-    time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `exhaustive`: nobody drops out before the end. `judge`: who adds a
-    block's values, instead of asking the model.
+    time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `exhaustive`: nobody
+    drops out before the end. `judge`: who adds a block's values, instead of asking the model.
     """
     if len(tools) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(tools)}, images: {len(samples)}; a race needs two of each at least")

@@ -1,6 +1,6 @@
 """Standing: a candidate in a race, and what is known of it so far; Sample: an image that it is judged by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
