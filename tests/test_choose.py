@@ -20,15 +20,18 @@ pytest.importorskip("scipy")
 
 from scipy import stats
 
+from camscope.batch import manifest_of
 from camscope.cli.benchmark import phantoms
 from camscope.measure import choice as file
+from camscope.measure import judging
 from camscope.measure.candidates import candidates, stages
 from camscope.measure.choose import Choice, _drop, choose, same
 from camscope.measure.maps import side_of
 from camscope.measure.race import losing, order, without_losers
-from camscope.measure.samples import on_input, told_of
+from camscope.measure.samples import on_input, samples_of, told_of
 from camscope.measure.standing import FAITHFULNESS, LOCALISATION, Sample, Standing, quality, reference
 from camscope.metrics.statistics import holm
+from camscope.metrics.trial import Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -240,3 +243,36 @@ def test_wrong_use_is_noticed_before_the_model_is_loaded(tmp_path, monkeypatch, 
 
 def test_what_is_left_out_is_counted_in_english():
     assert list(told_of({"a": 1, "b": 2})) == ["1 image left out: a", "2 images left out: b"]
+
+
+def test_an_image_that_is_asked_for_no_class_is_left_out(tmp_path, model):
+    phantoms(tmp_path, 8, 700)
+    lines = (tmp_path / "list.csv").read_text().splitlines()
+    (tmp_path / "list.csv").write_text("\n".join([*lines[:-1], lines[-1].rpartition(",")[0] + ",tulip"]))
+    found, left_out = samples_of(manifest_of(tmp_path / "list.csv"), GradCAM(model))
+    assert len(found) == 7
+    (reason,) = left_out
+    assert reason.startswith("no class 'tulip'")
+
+
+def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
+    """Else the luck of one order would be in the mean over images, and every flat map at once would have it."""
+    pool, net = samples(model, 2), model
+
+    class Flat:
+        model, categories = net, CATEGORIES
+
+        def attribute(self, x, targets):
+            return torch.ones(len(x), *x.shape[2:])
+
+    twice = [pool[0], replace(pool[0]), pool[1]]
+    one = standing("flat", [])
+    one.tool = Flat()
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "Trial", lambda *given: seen.append(given[-1]) or Trial(*given))
+        judging.judged([one], twice, 2, 32, 0)
+        judging.judged([one], twice, 2, 32, 1)
+    first, other = seen[0], seen[2]
+    assert first[0] == first[1] != first[2]
+    assert set(first).isdisjoint(other)
