@@ -200,7 +200,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     words = ["measure", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
-    assert "enrichment: energy inside" in result.stdout
+    assert "enrichment, more is better: energy inside" in result.stdout
     assert "gradcam · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
@@ -209,6 +209,29 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
     assert "this is no run" in other.stderr
+
+
+def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()
+    for n in (0, 1):
+        (tmp_path / "some" / f"{n:02d}.png").write_bytes((place / "masks" / f"{n:02d}.png").read_bytes())
+    words = ["measure", str(place / "run"), "--metric", "enrichment", "--masks", "some", "-o", "out"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "undefined 9 of gradcam: there is no mask of its name" in result.stdout
+    assert "not an image of a format" in result.stdout
+    (tmp_path / "none").mkdir()
+    for metric in ("enrichment", "enrichment,sparseness"):
+        other = CliRunner().invoke(app, [*words[:3], metric, "--masks", "none", "-o", metric])
+        assert other.exit_code == 2
+        assert "no image has evidence: there is no mask of its name (22 x)" in " ".join(other.stderr.split())
+
+
+def test_a_method_without_any_value_says_of_how_many_rows():
+    row = {"method": "a", "layer": "l", "parameters": None, "control": False, "metric": "sparseness", "value": None}
+    (lines,) = summarised(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
+    assert [(one.n, one.undefined) for one in lines] == [(0, 3)]
 
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):

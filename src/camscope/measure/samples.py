@@ -54,7 +54,7 @@ def samples_of(
     return made, +left_out
 
 
-def no_class(asked: Question, categories: Sequence[str]) -> str:
+def no_class(asked: Question, categories: Sequence[str] | None) -> str:
     """Why a question by name or number has no answer; "" where it has one, or only the model knows."""
     try:
         if isinstance(asked, str | int) and categories:

@@ -1,5 +1,6 @@
 """Summary: of each metric and method a mean with its interval, and whether it beats the best map that knows nothing."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -35,11 +36,22 @@ class Line:
     under_best: Estimate | None = None
     fill: str | None = None
     parameters: str | None = None  # the digest of its settings
+    rows: int = 0  # with a value or without
 
     @property
     def title(self) -> str:
         """`gradcam · layer4`"""
         return " · ".join(filter(None, (self.method, self.layer)))
+
+    @property
+    def n(self) -> int:
+        """How many rows have a value."""
+        return 0 if self.estimate is None else self.estimate.n
+
+    @property
+    def undefined(self) -> int:
+        """How many have none."""
+        return self.rows - self.n
 
     @property
     def beats_control(self) -> bool:
@@ -68,6 +80,22 @@ def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) ->
     return made
 
 
+def expect_some_evidence(table: "pa.Table", lines: Mapping[str, Sequence[Line]]) -> None:
+    """InputError where no metric that needs to know where the evidence is has any value of a method."""
+    asking = {own[0].metric for own in lines.values() if METRICS[own[0].metric].needs == "mask"}
+    some = [line for own in lines.values() for line in own if line.metric in asking and not line.control]
+    if some and not any(line.estimate for line in some):
+        rows = zip(*(table[name].to_pylist() for name in ("metric", "control", "reason")), strict=True)
+        raise InputError(
+            none_known(Counter(why for name, control, why in rows if name == some[0].metric and not control))
+        )
+
+
+def none_known(reasons: Counter[str]) -> str:
+    """Why no image has any evidence."""
+    return "no image has evidence: " + "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))
+
+
 def _where(table: "pa.Table", name: str, fill: str | None) -> Any:
     compute = arrow("compute")
     filled = compute.is_null(table["fill"]) if fill is None else compute.equal(table["fill"], fill)
@@ -83,7 +111,9 @@ def _of_metric(
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
     _hand_on_what_failed(values)
     lines = {
-        key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed), fill=fill, parameters=key[2])
+        key: Line(
+            name, key[0], key[1], key[3], _estimate(own, groups, seed), fill=fill, parameters=key[2], rows=len(own)
+        )
         for key, own in values.items()
     }
     up = METRICS[name].higher_is_better
