@@ -92,8 +92,42 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
         read.mask(row, (64, 64))
     with pytest.raises(InputError, match="no category 'tulip'; there are nodule, wire"):
         evidence_of(tmp_path / "coco.json", columns, place, ["tulip"])
-    with pytest.raises(InputError, match="no column of the run: row, id, path"):
+    with pytest.raises(InputError, match=r"no column of the manifest \(patient, boxes, mask\)"):
         evidence_of("nowhere", columns, place)
+
+
+def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path):
+    for folder, grey in (("a", 255), ("b", 0)):
+        (tmp_path / "masks" / folder).mkdir(parents=True)
+        Image.new("L", (2, 3), grey).save(tmp_path / "masks" / folder / "1.png")
+    coco = {
+        "images": [{"id": n, "file_name": f"{folder}/1.jpg", "width": 2, "height": 3} for n, folder in enumerate("ab")],
+        "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 2, 3]},
+                        {"id": 1, "image_id": 1, "category_id": 0, "bbox": [0, 0, 1, 1]}],
+    }  # fmt: skip
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    for source, sums in ((tmp_path / "masks", (6, 0)), (tmp_path / "coco.json", (6, 1))):
+        known = evidence_of(source, [], tmp_path)
+        found = [known.mask({"path": f"photos/{folder}/1.jpg"}, (3, 2)).sum() for folder in "ab"]
+        assert tuple(found) == sums
+        assert known.mask({"path": "b\\1.jpg"}, (3, 2)).sum() == sums[1]
+        with pytest.raises(UndefinedError, match="2 of its name, and no folder tells which"):
+            known.mask({"path": "photos/c/1.jpg"}, (3, 2))
+
+
+def test_run_lengths_go_down_the_columns_and_are_no_box(tmp_path):
+    coco = {
+        "images": [{"id": 0, "file_name": "1.jpg", "width": 2, "height": 3}],
+        "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 2, 3],
+                         "segmentation": {"size": [3, 2], "counts": [1, 3, 2]}}],
+    }  # fmt: skip
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    made = evidence_of(tmp_path / "coco.json", [], tmp_path).mask({"path": "1.jpg"}, (3, 2))
+    assert made.tolist() == [[False, True], [True, False], [True, False]]
+    coco["annotations"][0]["segmentation"]["counts"] = "02203"
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    with pytest.raises(InputError, match="expected counts as a list of numbers"):
+        evidence_of(tmp_path / "coco.json", [], tmp_path).mask({"path": "1.jpg"}, (3, 2))
 
 
 # --- values
@@ -232,6 +266,19 @@ def test_a_method_without_any_value_says_of_how_many_rows():
     row = {"method": "a", "layer": "l", "parameters": None, "control": False, "metric": "sparseness", "value": None}
     (lines,) = summarised(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
     assert [(one.n, one.undefined) for one in lines] == [(0, 3)]
+
+
+def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
+    row = {"layer": "l", "parameters": None, "metric": "enrichment"}
+    good = [{**row, "row": n, "target": "0", "method": "good", "control": False, "value": 9.0} for n in range(6)]
+    weak = [{**row, "row": n, "target": t, "method": "weak", "control": False, "value": v} for n in range(6)
+            for t, v in (("0", 8.0), ("1", 1.0))]  # fmt: skip
+    blind = [{**row, "row": n, "target": "0", "method": "centre", "control": True, "value": 0.5} for n in range(6)]
+    (lines,) = summarised(pa.Table.from_pylist([*good, *weak, *blind])).values()
+    (first, second, _) = lines
+    assert (second.under_best.mean, second.under_best.n) == (-1.0, 6)  # the other was not asked target 1: no pair
+    assert (second.over_control.mean, second.over_control.n) == (4.0, 12)
+    assert (first.over_control.mean, first.over_control.n) == (8.5, 6)
 
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):

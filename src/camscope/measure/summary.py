@@ -123,7 +123,8 @@ def _of_metric(
         return [lines[key] for key in order]
     sign = 1 if up else -1
     controls, methods = ([key for key in order if key in known and key[3] is kind] for kind in (True, False))
-    over = _compared(values, methods, controls[:1], sign, groups)
+    whole = {**values, **{key: _of_all_targets(values[key], values) for key in controls[:1]}}
+    over = _compared(whole, methods, controls[:1], sign, groups)
     under = _compared(values, methods[1:], methods[:1], sign, groups)
     return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
 
@@ -160,10 +161,15 @@ def _estimate(own: Values, groups: Mapping[int, Hashable], seed: int) -> Estimat
         return None
 
 
+def _of_all_targets(own: Values, values: Mapping[Any, Values]) -> Values:
+    """A control's value of an image stands for all its targets, whichever it was written for."""
+    by_row = {row: value for (row, _), value in own.items()}
+    return {place: own.get(place, by_row.get(place[0], np.nan)) for every in values.values() for place in every}
+
+
 def _gap(one: Values, other: Values, sign: int, groups: Mapping[int, Hashable]) -> Estimate | None:
-    """Paired by image and target; a control's value of an image stands for all its targets."""
-    by_row = {row: value for (row, _), value in other.items()}
-    there = [(key, other.get(key, by_row.get(key[0], np.nan))) for key in one]
+    """Paired by image and target."""
+    there = [(key, other.get(key, np.nan)) for key in one]
     try:
         mine = [sign * one[key] for key, _ in there]
         theirs, drawn_whole = [sign * value for _, value in there], [groups[key[0]] for key, _ in there]
