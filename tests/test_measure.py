@@ -195,6 +195,14 @@ def test_what_was_cropped_away_is_no_background():
         shown(one, mask)
 
 
+def test_maps_that_know_nothing_stand_beside_a_metric_of_the_map_alone(place, tmp_path):
+    made = measure(place / "run", tmp_path / "out", metrics=["effective-area"])
+    flat = rows_of(made, method="uniform")
+    assert len(flat) == 11  # of all images but the broken one
+    assert [one["value"] for one in flat] == [pytest.approx(0.9)] * 11
+    assert {row["method"] for row in made.table("control").to_pylist()} == {"uniform", "centre", "edges", "random"}
+
+
 # --- statements
 
 
@@ -253,7 +261,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     words = ["measure", str(place / "run"), "--metric", "enrichment", "--masks", "some", "-o", "out"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "undefined 9 of gradcam: there is no mask of its name" in result.stdout
+    assert "undefined 9 of gradcam, layercam, uniform, centre, edges and random: there is no mask of" in result.stdout
     assert "not an image of a format" in result.stdout
     (tmp_path / "none").mkdir()
     for metric in ("enrichment", "enrichment,sparseness"):

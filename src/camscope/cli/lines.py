@@ -36,12 +36,17 @@ def chance(gap: "Estimate | None") -> str:
 
 def missing(rows: Any, line: "Line") -> "list[Text]":
     """Why rows of a metric have no value, the most frequent reasons first. `rows`: of a table of measures."""
-    names = ("metric", "fill", "method", "reason")
-    every = zip(*(rows[name].to_pylist() for name in names), strict=True)
-    why = Counter(own[2:] for own in every if own[:2] == (line.metric, line.fill) and own[3] is not None)
+    from camscope.measure.sentences import listed
+
+    every = zip(*(rows[name].to_pylist() for name in ("metric", "fill", "reason", "method")), strict=True)
+    counts = Counter(own[2:] for own in every if own[:2] == (line.metric, line.fill) and own[2] is not None)
+    methods: dict[tuple[int, str], list[str]] = {}
+    for (reason, method), count in counts.items():
+        methods.setdefault((count, reason), []).append(method)
+    worst = sorted(methods, key=lambda told: -told[0])[:MOST]
     return [
-        base.styled((base.shown(f"undefined {count} of {method}: {reason}"), "dim"))
-        for (method, reason), count in why.most_common(MOST)
+        base.styled((base.shown(f"undefined {count} of {listed(methods[count, reason])}: {reason}"), "dim"))
+        for count, reason in worst
     ]
 
 
