@@ -22,14 +22,14 @@ from scipy import stats
 
 from camscope.batch import manifest_of
 from camscope.cli.benchmark import phantoms
-from camscope.measure import choice as file
-from camscope.measure import judging
-from camscope.measure.candidates import candidates, stages
-from camscope.measure.choose import Choice, _drop, choose, same
+from camscope.measure.choosing import choice as file
+from camscope.measure.choosing import judging
+from camscope.measure.choosing.candidates import candidates, stages
+from camscope.measure.choosing.choose import Choice, _drop, choose, same
+from camscope.measure.choosing.race import losing, order, without_losers
+from camscope.measure.choosing.samples import on_input, samples_of, told_of
+from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, Sample, Standing, quality, reference
 from camscope.measure.maps import side_of
-from camscope.measure.race import losing, order, without_losers
-from camscope.measure.samples import on_input, samples_of, told_of
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, Sample, Standing, quality, reference
 from camscope.metrics.statistics import holm
 from camscope.metrics.trial import Trial
 

@@ -11,7 +11,7 @@ from camscope.cli.paths import check_free
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from camscope.measure.choose import Choice
+    from camscope.measure.choosing.choose import Choice
 
 EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
 
@@ -52,12 +52,12 @@ def run(
     """Race methods and layers on your images; losers drop out early. What is recommended comes with its evidence."""
     from camscope.batch import manifest_of
     from camscope.explainers import GradCAM
-    from camscope.measure.candidates import candidates
-    from camscope.measure.choice import save as write
-    from camscope.measure.choose import choose
+    from camscope.measure.choosing.candidates import candidates
+    from camscope.measure.choosing.choice import save as write
+    from camscope.measure.choosing.choose import choose
+    from camscope.measure.choosing.samples import samples_of, told_of
     from camscope.measure.evidence import evidence_of
     from camscope.measure.making import expect_evidence
-    from camscope.measure.samples import samples_of, told_of
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":

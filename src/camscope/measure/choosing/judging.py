@@ -14,7 +14,7 @@ from camscope.explainers import Explainer
 from camscope.explainers.scope import home
 from camscope.geometry import Placement
 from camscope.hooks.base import unwrap
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Floats, Mask, Sample, Standing
+from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Floats, Mask, Sample, Standing
 from camscope.metrics import METRICS
 from camscope.metrics.changes import Change, Noise, Shift
 from camscope.metrics.probe import Probe

@@ -11,8 +11,8 @@ from camscope.batch.worker import Worker
 from camscope.errors import InputError, TargetError, UndefinedError
 from camscope.explainers import Explainer
 from camscope.geometry import Placement
+from camscope.measure.choosing.standing import Mask, Sample
 from camscope.measure.evidence import Evidence
-from camscope.measure.standing import Mask, Sample
 from camscope.targets import Question
 from camscope.targets.classes import index_of
 

@@ -14,10 +14,18 @@ import numpy as np
 
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import Explainer
-from camscope.measure.judging import home_of, judged
+from camscope.measure.choosing.judging import home_of, judged
+from camscope.measure.choosing.race import decided, left_over, order, without_losers
+from camscope.measure.choosing.standing import (
+    FAITHFULNESS,
+    LOCALISATION,
+    ROBUSTNESS,
+    Reference,
+    Sample,
+    Standing,
+    reference,
+)
 from camscope.measure.maps import side_of
-from camscope.measure.race import decided, left_over, order, without_losers
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Reference, Sample, Standing, reference
 from camscope.metrics.forgetting import untrained
 from camscope.metrics.similarity import spearman
 
