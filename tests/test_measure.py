@@ -308,6 +308,21 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
     assert CliRunner().invoke(app, ["benchmark", "photos"]).exit_code == 2
 
 
+def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["benchmark", "phantom", "--method", "gradcam", "--count", "2", "-o", "out"]
+    for place in ("camscope.batch.run_batch", "camscope.measure.measure"):
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, interrupted)
+            result = CliRunner().invoke(app, words)
+        assert result.exit_code == 130
+        assert "what is done is in out: start the same command again" in " ".join(result.stderr.split())
+
+
 def test_evidence_that_has_changed_is_another(place, tmp_path):
     run, file = place / "run", tmp_path / "coco.json"
     coco = {"images": [{"id": 0, "file_name": "00.png", "width": 128, "height": 128}], "categories": []}
