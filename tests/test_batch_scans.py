@@ -1,6 +1,7 @@
 """Medical images as rows of a run: volumes, series, single files; nothing of a patient in what is written."""
 
 import csv
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -155,18 +156,19 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
         assert any("not shown" in note for note in row["notes"]) is not allowed
 
 
-def test_a_scan_that_is_named_otherwise_waits_for_a_profile(tmp_path):
-    shutil.copy(CT, tmp_path / "nameless")
-    (tmp_path / "list.csv").write_text("path\nnameless\n")
-    tool = GradCAM(flat(), "1", preprocess="imagenet")
+def test_a_scan_that_is_named_otherwise_is_known_by_its_bytes(tmp_path):
     torch.manual_seed(0)
-    tool = GradCAM(
-        nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(), "0", preprocess="imagenet"
-    )
-    run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
-    assert "profile='research'" in Run(tmp_path / "out").table().to_pylist()[0]["error"]
-    made = run_batch(tool, tmp_path / "list.csv", tmp_path / "private", profile="research")
-    assert made.failures == 0
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    tool = GradCAM(net, "0", preprocess="imagenet")
+    for name in ("nameless", "named.png"):
+        shutil.copy(CT, tmp_path / name)
+        (tmp_path / f"{name}.csv").write_text(f"path\n{name}\n")
+        run_batch(tool, tmp_path / f"{name}.csv", tmp_path / f"of {name}")
+    row = Run(tmp_path / "of nameless").table().to_pylist()[0]
+    assert row["path"].startswith("scan-")
+    assert row["status"] != "failed"
+    assert "profile='research'" in Run(tmp_path / "of named.png").table().to_pylist()[0]["error"]
+    assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").failures == 0
 
 
 def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
@@ -179,3 +181,17 @@ def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
     assert made.failures == 0
     assert leaks(tmp_path / "out") == set()
+
+
+def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):
+    """Rows keep their numbers where others are left out: each is of its own file."""
+    from camscope.measure.making import make_maps
+
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    make_maps(tool, scans / "list.csv", tmp_path / "out", images=2, seed=3)
+    rows = Run(tmp_path / "out").table().to_pylist()
+    names = ["JaneDoe1970.dcm", "JaneDoe broken.dcm", "second.dcm", "JaneGone.dcm"]
+    assert [row["row"] for row in rows] != [0, 1]
+    for row in rows:
+        file = scans / names[row["row"]]
+        assert row["sha256"] == (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None)

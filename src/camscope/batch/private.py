@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from camscope.batch.manifest import PRIVATE, Manifest, arrow
 from camscope.batch.reading import source_of
 from camscope.errors import InputError
 from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.private import scan_name
-from camscope.images.sources import selected
+from camscope.images.scans import is_scan
 
 
 class Places:
@@ -18,26 +20,26 @@ class Places:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self._rows = manifest.table["row"].to_numpy()  # ascending; of some of a manifest's rows not 0, 1, 2 …
 
     def __getitem__(self, number: int) -> Any:
-        return source_of(self.manifest, self.manifest.table["path"][number].as_py())
+        at = int(np.searchsorted(self._rows, number))
+        return source_of(self.manifest, self.manifest.table["path"][at].as_py())
 
 
 def has_scans(manifest: Manifest) -> bool:
-    """Whether any path is that of a medical image, or of a folder, which can be nothing but a series."""
+    """Whether any path is that of a medical image: by its name, or where that says nothing by its first bytes, or its files."""
     if manifest.images is not None:
         return False
-    paths = manifest.table["path"]
-    if _any_ends(paths, MEDICAL).any():
+    compute, paths = arrow("compute"), manifest.table["path"]
+    if compute.any(compute.match_substring_regex(paths, rf"(?i)({_endings(MEDICAL)})(#\d+)?$")).as_py():
         return True
-    others = paths.filter(arrow().array(~_any_ends(paths, PICTURES)))
-    return any(Path(selected(_place(manifest, path))[0]).is_dir() for path in others.to_pylist() if "://" not in path)
+    unnamed = compute.invert(compute.match_substring_regex(paths, rf"(?i)({_endings(PICTURES)})$|://"))
+    return any(is_scan(_place(manifest, one.as_py())) for one in paths.filter(unnamed))
 
 
-def _any_ends(paths: Any, endings: Sequence[str]) -> Any:
-    """(n,) bool: whether each path has one of these suffixes, also with a part behind it, as `scan.dcm#3`."""
-    pattern = rf"(?i)({'|'.join(map(re.escape, endings))})(#\d+)?$"
-    return arrow("compute").match_substring_regex(paths, pattern).to_numpy(zero_copy_only=False).astype(bool)
+def _endings(suffixes: Sequence[str]) -> str:
+    return "|".join(map(re.escape, suffixes))
 
 
 def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:

@@ -19,6 +19,7 @@ from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
 from camscope.measure.namesakes import Namesakes
 
+UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
 Size = tuple[int, ...]

@@ -8,7 +8,7 @@ from camscope.batch import Run
 from camscope.batch.collection import expect_unchanged
 from camscope.errors import ImageError, InputError, UndefinedError
 from camscope.explanation import Explanation
-from camscope.measure.evidence import Evidence, Mask
+from camscope.measure.evidence import UNFIT, Evidence, Mask
 from camscope.measure.form import Row, of_control, valued
 from camscope.measure.maps import floors, picture, shown
 from camscope.metrics import Metric
@@ -44,8 +44,7 @@ class Measuring:
         except InputError:
             if not self.run.private:
                 raise
-            why = "its mask cannot be read, or is of another size than its image"  # its file may bear a patient's name
-            raise InputError(f"{row['path']}: {why}") from None
+            raise InputError(f"{row['path']}: {UNFIT}") from None
         if mask.shape != size:
             raise InputError(f"{row['path']}: the mask is {mask.shape} and its image {size}; expected the same size")
         return mask, ""

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from camscope.batch.manifest import Manifest
+from camscope.batch.private import has_scans, privately
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.worker import Worker
 from camscope.errors import InputError, TargetError, UndefinedError
 from camscope.explainers import Explainer
+from camscope.explainers.inputs import takes_scans
 from camscope.geometry import Placement
 from camscope.measure.choosing.standing import Mask, Sample
-from camscope.measure.evidence import Evidence
+from camscope.measure.evidence import UNFIT, Evidence
 from camscope.targets import Question
 from camscope.targets.classes import index_of
 
@@ -32,10 +34,12 @@ def samples_of(
     `target`: of images whose row has none of its own; None: the class that the model gives each.
     """
     drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:most])
-    worker = Worker([tool], [target], manifest)
-    rows = (manifest.rows(int(n), int(n) + 1)[0] for n in drawn)
+    private = takes_scans(tool.preprocess) or has_scans(manifest)
+    known = privately(manifest) if private and manifest.images is None else manifest
+    worker = Worker([tool], [target], known)
+    rows = (known.rows(int(n), int(n) + 1)[0] for n in drawn)
     found, left_out = [], Counter[str]()
-    for one in loaded(manifest, rows, worker.read, threads):
+    for one in loaded(known, rows, worker.read, threads):
         asked = worker.asked(one)[0]
         if reason := one.error if one.item is None else no_class(asked, tool.categories):
             left_out[reason] += 1
@@ -47,7 +51,7 @@ def samples_of(
     usual = sizes.most_common(1)[0][0]
     left_out["the model's input is of another size"] = sizes.total() - sizes[usual]
     made = [
-        Sample(one.item, asked, _mask(evidence, one))
+        Sample(one.item, asked, _mask(evidence, one, manifest, known.private))
         for one, asked in found
         if one.item is not None and one.item.x.shape == usual
     ]
@@ -64,14 +68,20 @@ def no_class(asked: Question, categories: Sequence[str] | None) -> str:
     return ""
 
 
-def _mask(evidence: Evidence | None, one: Loaded) -> Mask | None:
+def _mask(evidence: Evidence | None, one: Loaded, manifest: Manifest, private: bool) -> Mask | None:
     """Of an image whose evidence is known, and was shown to the model."""
     if evidence is None or one.item is None or one.item.placement is None:
         return None
+    at = int(np.searchsorted(manifest.table["row"].to_numpy(), one.row["row"]))
+    row = manifest.rows(at, at + 1)[0]  # as the manifest has it, whose names masks are found by
     try:
-        mask = on_input(evidence.mask(one.row, one.item.placement.image_size), one.item.placement)
+        mask = on_input(evidence.mask(row, one.item.placement.image_size), one.item.placement)
     except UndefinedError:
         return None
+    except InputError:
+        if not private:
+            raise
+        raise InputError(f"{one.row['path']}: {UNFIT}") from None
     return mask if mask.any() else None
 
 
