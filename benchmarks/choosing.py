@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.leaderboard import BOXES, manifest
-from benchmarks.trained import DATA
+from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
 from camscope.batch import manifest_of
 from camscope.explainers import Explainer
-from camscope.measure.candidates import candidates
-from camscope.measure.choose import Choice, choose
+from camscope.measure.choosing.candidates import candidates
+from camscope.measure.choosing.choose import Choice, choose
+from camscope.measure.choosing.judging import judged
+from camscope.measure.choosing.samples import samples_of
+from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
 from camscope.measure.evidence import evidence_of
-from camscope.measure.judging import judged
-from camscope.measure.samples import samples_of
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
 from camscope.phantom import CATEGORIES, draw
 
 CRITERIA = (FAITHFULNESS, LOCALISATION, ROBUSTNESS)
@@ -83,7 +82,7 @@ def photographs(name: str, count: int) -> tuple[Any, list[Sample], int]:
     """The same of a trained model and boxed photographs."""
     model = load_model(f"{DATA / 'models.py'}:{name}")
     with TemporaryDirectory() as folder:
-        table = manifest_of(str(manifest(Path(folder))), "")
+        table = manifest_of(str(listed(Path(folder) / "list.csv")), "")
     boxes = evidence_of(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), ())
     pool, _ = samples_of(table, GradCAM(model), None, boxes, most=count)
     return model, pool, 16
@@ -119,14 +118,20 @@ def told(tools: Sequence[Explainer], pool: Sequence[Sample], judge: Remembering,
     found = []
     for seed in range(seeds):
         whole, race = (choose(tools, pool, seed=seed, judge=judge, exhaustive=kind) for kind in (True, False))
-        best = [{one.title for one in each.alike} for each in (whole, race)]
-        same, leader = best[0] == best[1], whole.standings[0].title == race.standings[0].title
-        found.append((race.explained / race.exhaustive, same, leader))
-        print(f"  seed {seed}: {found[-1][0]:.2f} of the maps, same {same}, same leader {leader}")
+        best, alike = (
+            [{one.title for one in own} for own in each]
+            for each in ((whole.best, race.best), (whole.alike, race.alike))
+        )
+        leader = whole.standings[0].title == race.standings[0].title
+        found.append((race.explained / race.exhaustive, best[0] == best[1], leader, alike[0] == alike[1]))
+        print(
+            f"  seed {seed}: {found[-1][0]:.2f} of the maps, same recommendation {found[-1][1]}, same leader {leader}"
+        )
         print(f"    all images: {said(whole)}\n    the race:   {said(race)}", flush=True)
-    share, same, leader = np.mean(found, 0)
+    share, same, leader, alike = np.mean(found, 0)
     print(
-        f"  {share:.2f} of the maps; same recommendation in {same:.0%}, same leader in {leader:.0%} of {seeds} orders"
+        f"  {share:.2f} of the maps; in {seeds} orders the same recommendation in {same:.0%}, the same leader in {leader:.0%}, "
+        f"the same who cannot be told apart in {alike:.0%}"
     )
 
 

@@ -1,151 +1,130 @@
 """`python -m benchmarks.leaderboard`: methods on photographs whose objects are boxed, into docs/leaderboard.md.
 
 --models resnet18 deit_tiny    trained ones, where a folder beside the project has them
---most 8                       seconds an image may take; what takes longer is named and left out
---kept FOLDER                  runs and values stay there, and a second start goes on
+--most 15                      seconds of a core that a photograph may take; what takes longer is named and left out
+--kept FOLDER                  runs, values and prices stay there, and a second start goes on
+--finished                     start no other method: write the page of those that are finished
+
+Quick methods see all photographs, the slow ones the same twenty of them. One core: as many threads as cores wait for one
+another where something else runs beside them, and a pass takes up to twenty times as long.
 """
 
 import argparse
-import csv
 import json
+import random
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.trained import DATA, TITLES
+import torch
+
+from benchmarks.leaderboard_page import PAGE, Results, page
+from benchmarks.prices import price
+from benchmarks.trained import BOXES, DATA, boxed, listed
 from camscope import load_model
 from camscope.batch import run_batch
 from camscope.errors import CamscopeError
 from camscope.explainers import METHODS, Explainer
-from camscope.measure import Measures, measure
-from camscope.measure.figure import drawn
-from camscope.measure.summary import Line, summarised
+from camscope.measure import measure
 
-BOXES, PAGE = DATA / "imagenet_boxes", Path(__file__).parents[1] / "docs" / "leaderboard.md"
-FIGURES = PAGE.parent / "leaderboard"
-FIRST = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept")
 QUICK = (
     "gradcam", "gradcam++", "smoothgradcam++", "xgradcam", "hirescam", "gradcam-elementwise", "layercam", "finercam",
     "shapleycam", "bagcam", "refinecam", "cam", "liftcam", "eigencam", "eigengradcam", "kpcacam", "fem", "dff", "rollout",
     "gradrollout", "chefer", "legrad", "gradeclip", "fullgrad", "simplefullgrad", "saliency", "inputxgradient", "smoothgrad",
     "guidedbackprop", "deconvnet", "guidedgradcam", "excitationbackprop", "randomcam",
 )  # fmt: skip
-SUBSETS = {"all": None, "off-centre": "not centre_in_box"}
+BRISK = ("reciprocam", "ablationcam", "lrp", "deeplift")  # each a run of its own, as are the slow ones
+SLOW = tuple(name for name, kind in METHODS.items() if not kind.control and name not in QUICK + BRISK)
+CHUNK = 5  # photographs in a part of a run of one method
+PRICED = 60.0  # seconds that a method's price may take: the rest is reckoned from the steps so far
+FEW = sorted(random.Random(0).sample(range(100), 20))  # photographs for the slow ones
 
 
-def manifest(folder: Path) -> Path:
-    """A table of the photographs, with their labels as targets."""
-    path, known = folder / "list.csv", json.loads((BOXES / "annotations.json").read_bytes())
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["path", "target", "centre_in_box"])
-        for one in known["images"]:
-            table.writerow([BOXES / "images" / one["file_name"], one["imagenet_label"], one["centre_in_box"]])
-    return path
+@dataclass(frozen=True)
+class Board:
+    """One model: what its methods cost, and the values of those that were run; all of it kept in a folder."""
 
+    name: str
+    folder: Path
+    most: float
+    finished: bool
 
-def priced(model: Any, methods: Sequence[str], most: float) -> tuple[list[Explainer], dict[str, float], dict[str, str]]:
-    """Methods that answer, their seconds for an image, and why others are left out."""
-    first = json.loads((BOXES / "annotations.json").read_bytes())["images"][0]
-    tools: list[Explainer] = []
-    seconds: dict[str, float] = {}
-    left_out: dict[str, str] = {}
-    for name, kind in METHODS.items():
-        if name not in methods:
-            left_out |= {} if kind.control else {name: "its price"}
-            continue
-        try:
-            tool: Any = kind(model)
-            begin = time.perf_counter()
-            tool.explain(BOXES / "images" / first["file_name"], first["imagenet_label"])
-            seconds[name] = time.perf_counter() - begin
-        except CamscopeError as error:
-            left_out[name] = str(error).partition(":")[0].partition(";")[0]
-            continue
-        if seconds[name] > most:
-            left_out[name] = f"{seconds[name]:.0f} s an image"
-        else:
-            tools.append(tool)
-    return tools, seconds, left_out
+    def results(self) -> Results:
+        """Run and measure what is not there yet, the cheapest method first."""
+        model, every = load_model(f"{DATA / 'models.py'}:{self.name}"), range(len(boxed()["images"]))
+        prices = self.prices(model)
+        tools = {name: METHODS[name](model) for name, (seconds, _) in prices.items() if seconds <= self.most}
+        quick = [tools[name] for name in QUICK if name in tools]
+        tables = [self.values(quick, "list.csv", every, self.folder)]
+        for name in (name for name in tools if name in BRISK and self.wanted(self.folder / name, every)):
+            tables.append(self.values([tools[name]], "list.csv", every, self.folder / name))
+        few = []
+        for name in (name for name in tools if name in SLOW and self.wanted(self.folder / "few" / name, FEW)):
+            few.append(self.values([tools[name]], "few.csv", FEW, self.folder / "few" / name))
+        return Results(tables, few, FEW, self.prices(model))
 
+    def wanted(self, place: Path, numbers: Sequence[int]) -> bool:
+        """Whether a method's values are there, or may be made."""
+        return not self.finished or len([*place.glob("measures/parts/*.parquet")]) * CHUNK >= len(numbers)
 
-def page(results: Mapping[str, tuple[Measures, Mapping[str, float], Mapping[str, str]]]) -> str:
-    """The document, and its figures beside it."""
-    here = machine("cpu")
-    parts = [PREFACE.format(date=f"{here['processor']}, torch {here['torch']}")]
-    FIGURES.mkdir(exist_ok=True)
-    for name, (measures, seconds, left_out) in results.items():
-        parts.append(f"## {TITLES[name]}\n")
-        for title, where in SUBSETS.items():
-            lines = summarised(measures.table(where))
-            images = max(line.estimate.n for line in lines[FIRST[0]] if line.estimate)
-            parts.append(f"### {title.capitalize()}: {images} photographs\n\n{_table(lines, seconds)}\n")
-            file = f"{name}-{title}.png"
-            (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".png"))
-            parts.append(f"![{TITLES[name]}, {title}: means and intervals](leaderboard/{file})\n")
-        said = "; ".join(f"`{method}` ({why})" for method, why in left_out.items() if why != "its price")
-        dear = ", ".join(f"`{method}`" for method, why in left_out.items() if why == "its price")
-        parts.append(f"Without an answer here: {said}. Not run, for their price: {dear}.\n")
-    return "\n".join(parts)
+    def prices(self, model: Any) -> dict[str, tuple[float, str]]:
+        """[method]: seconds of a core for a photograph, and in words, the cheapest first; or infinity and why not."""
+        kept, first = self.folder / "prices.json", boxed()["images"][0]
+        found: dict[str, tuple[float, str]] = json.loads(kept.read_bytes()) if kept.exists() else {}
+        for name in (*QUICK, *BRISK, *SLOW):
+            if name in found:
+                continue
+            try:
+                tool: Any = METHODS[name](model)
+                shown = BOXES / "images" / first["file_name"], first["imagenet_label"]
+                found[name] = price(partial(tool.explain, *shown), PRICED)
+            except CamscopeError as error:
+                found[name] = float("inf"), str(error).partition(":")[0].partition(";")[0]
+            kept.write_text(json.dumps(found))
+            print(f"{self.name}: {name}: {found[name][1]}", flush=True)
+        return dict(sorted(found.items(), key=lambda one: one[1][0]))
 
+    def note_price(self, name: str, seconds: float) -> None:
+        """What a method took for a photograph of many, where its price was reckoned from a part of one."""
+        kept = self.folder / "prices.json"
+        found = json.loads(kept.read_bytes())
+        if not found[name][1][0].isdigit():
+            kept.write_text(json.dumps({**found, name: (seconds, f"{seconds:.2f}")}))
 
-PREFACE = """# Leaderboard: where the methods look, against boxes
-
-Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; methods with their settings as
-they come, CAMs at the layer that camscope chooses. Means with bootstrap intervals (95 %) over photographs; **bold**: better
-than the best map that knows nothing of the model (uniform, centre, edges, random), paired by photograph, at 5 % after Holm's
-correction. A box holds background too, so no map reaches the end of a scale; and a map that lies on the object is not
-thereby what the model used: for that, see the faithfulness metrics. Made by `python -m benchmarks.leaderboard` on {date};
-`camscope measure` does the same with images and boxes of yours.
-"""
-
-
-def _table(lines: Mapping[str, Sequence[Line]], seconds: Mapping[str, float]) -> str:
-    """A row a method, the highest enrichment first."""
-    order = [(line.method, line.control) for line in lines[FIRST[0]]]
-    found = {name: {line.method: line for line in own} for name, own in lines.items()}
-    head = ["method", *FIRST, "seconds"]
-    rows = []
-    for method, control in order:
-        cells = [_cell(found[name].get(method)) for name in FIRST]
-        title = f"*{method}* (control)" if control else f"`{method}`"
-        rows.append([title, *cells, f"{seconds[method]:.2f}" if method in seconds else ""])
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
-def _cell(line: Line | None) -> str:
-    if line is None or line.estimate is None:
-        return "–"
-    one = line.estimate
-    text = f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]"
-    return f"**{text}**" if line.beats_control else text
+    def values(self, tools: Sequence[Explainer], file: str, numbers: Sequence[int], place: Path) -> Any:
+        """The measured table of some methods on some photographs, whose rows are numbered as in the whole list."""
+        print(f"{self.name}: {', '.join(tool.title for tool in tools)}", flush=True)
+        begin, chunk = time.process_time(), CHUNK if len(tools) == 1 else 2 * CHUNK
+        made = run_batch(tools, listed(self.folder / file, numbers), place / "run", root="", batch_size=4, chunk=chunk)
+        if made.images and len(tools) == 1:
+            self.note_price(tools[0].name, (time.process_time() - begin) / made.images)
+        table = measure(place / "run", place / "measures", BOXES / "annotations.json").table()
+        rows = [numbers[row] for row in table["row"].to_pylist()]
+        return table.set_column(table.column_names.index("row"), "row", [rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, measure, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard", description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet18", "deit_tiny"])
-    parser.add_argument("--methods", nargs="+", default=QUICK)
-    parser.add_argument("--most", type=float, default=8.0)
+    parser.add_argument("--most", type=float, default=15.0)
     parser.add_argument("--kept", type=Path)
+    parser.add_argument("--finished", action="store_true")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    results = {}
+    torch.set_num_threads(1)
     with TemporaryDirectory() if options.kept is None else nullcontext(options.kept) as place:
+        results = {}
         for name in options.models:
             folder = Path(place) / name
             folder.mkdir(parents=True, exist_ok=True)
-            tools, seconds, left_out = priced(load_model(f"{DATA / 'models.py'}:{name}"), options.methods, options.most)
-            print(
-                f"{name}: {len(tools)} methods, {sum(seconds[tool.title] for tool in tools):.0f} s an image", flush=True
-            )
-            run_batch(tools, manifest(folder), folder / "run", root="", batch_size=4, chunk=10)
-            results[name] = measure(folder / "run", folder / "measures", BOXES / "annotations.json"), seconds, left_out
+            results[name] = Board(name, folder, options.most, options.finished).results()
         PAGE.write_text(page(results))
 
 

@@ -1,7 +1,9 @@
 """Models with trained weights and photographs, where a folder beside the project has them; nothing is fetched."""
 
+import csv
 import importlib.util
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from benchmarks.cases import Case
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 PHOTOS = DATA / "photos" / "images"
+BOXES = DATA / "imagenet_boxes"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TITLES = {"resnet18": "ResNet-18", "mobilenet_v2": "MobileNetV2", "deit_tiny": "DeiT-tiny"}
 TOKENS = {"deit_tiny": 1}
@@ -54,6 +57,23 @@ def case(name: str, files: Sequence[str], device: str = "cpu", layer: str | None
     with torch.no_grad():
         classes = model(x).argmax(1).tolist()
     return Case(TITLES[name], model, layer or zoo.TARGET_LAYER[name], x, classes, TOKENS.get(name))
+
+
+def boxed() -> Mapping[str, Any]:
+    """The annotations of the photographs whose objects are boxed."""
+    known: Mapping[str, Any] = json.loads((BOXES / "annotations.json").read_bytes())
+    return known
+
+
+def listed(path: Path, numbers: Sequence[int] | None = None) -> Path:
+    """A table of boxed photographs, all or some of them, with their labels as targets."""
+    images = boxed()["images"]
+    with path.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["path", "target", "centre_in_box"])
+        for one in images if numbers is None else (images[number] for number in numbers):
+            table.writerow([BOXES / "images" / one["file_name"], one["imagenet_label"], one["centre_in_box"]])
+    return path
 
 
 def model_and_layer(name: str) -> tuple[nn.Module, str]:

@@ -171,6 +171,18 @@ def test_a_scan_that_is_named_otherwise_is_known_by_its_bytes(tmp_path):
     assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").failures == 0
 
 
+def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMSCOPE_KEY", "a key")
+    for name in ("JaneDoe1970", "JaneDoe1971"):
+        (tmp_path / name).mkdir()
+        shutil.copy(CT, tmp_path / name / "1")
+    (tmp_path / "list.csv").write_text("path\nJaneDoe1970\nJaneDoe1971#0\n")
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
+    assert made.failures == 0
+    assert leaks(tmp_path / "out") == set()
+
+
 def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):
     """Rows keep their numbers where others are left out: each is of its own file."""
     from camscope.measure.making import make_maps

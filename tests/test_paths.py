@@ -307,6 +307,16 @@ def test_a_step_takes_from_the_smallest_gradients_first(fraction, needed):
     assert float((found * room).sum()) == pytest.approx(min(needed, float(room.sum())))
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_are_ordered_by_size_and_equal_ones_by_place_in_every_precision(kind):
+    gradient = torch.tensor([-8.0, 0.5, -0.0, 3e-7, -0.5, 0.0, 4e4, 0.25, 1.0], dtype=kind)
+    room = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
+    for needed, last in enumerate([2, 5, 3, 1, 4, 8, 0, 6], start=1):
+        found = taken(room, gradient, torch.tensor(float(needed), dtype=torch.float64), fraction=0.0)
+        assert found[last] == 1, "each one more that is needed is the next in size"
+        assert float((found * room).sum()) == needed
+
+
 @pytest.mark.parametrize("reach", [0.0, 0.1, 1.0])
 def test_every_step_goes_as_far_as_its_share_and_no_value_leaves_its_lane(reach):
     start, end, steps = drawn(1, 5, 4), drawn(1, 5, 4, seed=1), 8

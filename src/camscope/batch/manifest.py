@@ -117,7 +117,9 @@ def _of_this_machine(link: str) -> bool:
     return scheme.lower() in LOCAL or (not there and not link.isalpha())
 
 
-def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:
+def manifest_of_files(
+    source: str | Path | Sequence[str | Path], root: str | Path | None = None, *, strict: bool = True
+) -> Manifest:
     """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means: see `manifest_of`."""
     if isinstance(source, str | Path) and Path(source).suffix.lower() in TABLES and not glob.has_magic(str(source)):
         table = _read(Path(source))
@@ -125,7 +127,7 @@ def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Pat
     else:
         table, usual = _files(source), None
     base = usual if root is None else Path(root) if str(root) else None
-    return Manifest(numbered(table, "the manifest"), base)
+    return Manifest(numbered(table, "the manifest", strict=strict), base)
 
 
 def _read(path: Path) -> "pa.Table":
@@ -169,22 +171,27 @@ def _echo(given: str) -> str:
     return scan_name(given) if is_medical(given) or is_scan(given) else given
 
 
-def numbered(table: "pa.Table", source: str) -> "pa.Table":
-    """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest."""
+def numbered(table: "pa.Table", source: str, *, strict: bool = True) -> "pa.Table":
+    """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest.
+
+    Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
+    """
     pa, compute = arrow(), arrow("compute")
-    _check_columns(table.column_names, source)
+    _check_columns(table.column_names, source, strict=strict)
     if not table.num_rows:
         raise InputError(f"{source}: it has no row")
     paths = _cast(table["path"], pa.string(), "path", source)
+    if not strict:
+        paths = compute.coalesce(paths, pa.scalar(""))
     if compute.any(compute.is_null(paths)).as_py():
         raise InputError(f"{source}: row {compute.index(compute.is_null(paths), True).as_py()} has no path")
     ids = (
         compute.coalesce(_cast(table["id"], pa.string(), "id", source), paths) if "id" in table.column_names else paths
     )
     repeated = len(ids) - compute.count_distinct(ids).as_py()
-    if repeated:
+    if repeated and strict:
         raise InputError(f"{source}: {repeated} rows have the id of another; every row needs its own")
-    rest = [name for name in table.column_names if name not in ("path", "id")]
+    rest = [name for name in table.column_names if name not in ("row", "path", "id")]
     columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
     columns |= {name: _in_microseconds(table[name]) for name in rest}
     if "target" in rest and pa.types.is_floating(table["target"].type):
@@ -206,12 +213,16 @@ def _in_microseconds(column: Any) -> Any:
         return column.cast(pa.string()) if not pa.types.is_duration(kind) else column.cast(pa.int64())
 
 
-def _check_columns(names: Sequence[str], source: str) -> None:
+def taken(names: Sequence[str]) -> list[str]:
+    """Columns that a result has of its own: a query does not tell `Label` from `label`."""
+    return sorted(name for name in names if name.lower() in TAKEN)
+
+
+def _check_columns(names: Sequence[str], source: str, *, strict: bool) -> None:
     if "path" not in names:
         raise InputError(f"{source}: none of its {len(names)} columns is called 'path'; is its first row one of names?")
-    taken = sorted(name for name in names if name.lower() in TAKEN)  # a query does not tell `Label` from `label`
-    if taken:
-        raise InputError(f"{source}: the result has columns named {', '.join(taken)} of its own; rename yours")
+    if strict and (own := taken(names)):
+        raise InputError(f"{source}: the result has columns named {', '.join(own)} of its own; rename yours")
     twice = sorted(name for name, times in Counter(map(str.lower, names)).items() if times > 1)
     if twice:
         raise InputError(

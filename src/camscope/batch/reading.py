@@ -82,7 +82,7 @@ def _words(error: Exception, private: bool) -> str:
 def source_of(manifest: Manifest, path: str) -> bytes | Path:
     """A file's bytes; of a scan, which may be a part of a file or many files, its place."""
     place = manifest.place(path)
-    if "://" not in place and (is_medical(place) or Path(place).is_dir()):
+    if "://" not in place and (is_medical(place) or selected(place)[0].is_dir()):
         return Path(place)
     return bytes_of(place)
 

@@ -30,11 +30,12 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: 
     with told(name):
         frame = agreed(selector, frame, "frame", name)
         dataset, odd = load(path, name)
-        scan = _scan(dataset, frame, name, paths_of(path), odd)
+        scan = scan_of(dataset, frame, name, paths_of(path), odd)
         return scan if window is None else scan.windowed(window)
 
 
-def _scan(dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], odd: tuple[str, ...]) -> Scan:
+def scan_of(dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], odd: tuple[str, ...]) -> Scan:
+    """The image of a data set that was read before; see `read_dicom`. Call it inside `told`."""
     layout = layout_of(dataset, name, wanted=None if frame is None else 1)
     if frame is not None and not 0 <= frame < layout.frames:
         raise ImageError(

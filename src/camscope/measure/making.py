@@ -18,6 +18,7 @@ from camscope.explainers import Explainer
 from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
 from camscope.measure.evidence import UNFIT, Evidence, evidence_of
+from camscope.measure.summary import none_known
 from camscope.targets import Question
 
 CHUNK = 32  # images that are lost where a run is stopped: few, for a comparison is often small
@@ -104,8 +105,3 @@ def _is_of_its_image(known: Evidence, row: dict[str, Any], manifest: Manifest) -
         return False
     known.mask(row, size)
     return True
-
-
-def none_known(reasons: Counter[str]) -> str:
-    """Why no image has any evidence."""
-    return "no image has evidence: " + "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))

@@ -1,0 +1,159 @@
+"""docs/leaderboard.md: tables, figures and what they say, of what `benchmarks.leaderboard` measured."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks.leaderboard_words import CONCLUSIONS, PREFACE, SLOW
+from benchmarks.machine import machine
+from benchmarks.trained import TITLES
+from camscope.explainers import METHODS
+from camscope.measure.figure import drawn
+from camscope.measure.summary import Line, summarised
+from camscope.metrics.statistics import difference
+
+PAGE = Path(__file__).parents[1] / "docs" / "leaderboard.md"
+FIGURES = PAGE.parent / "leaderboard"
+FIRST = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept")
+PAIRED, BESIDE = "average-precision", "gradcam"  # what the slow methods are held against, photograph by photograph
+NAMED = re.compile(r"\{(\w+)/([\w-]+)/([^/}]+)/([\w-]+)\}")  # a number of the tables: model, table, method, metric
+Lines = Mapping[str, Sequence[Line]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Of one model: tables of all photographs and of the slow methods' few, which these are, and what each method costs."""
+
+    tables: Sequence[pa.Table]
+    few: Sequence[pa.Table]
+    numbers: Sequence[int]
+    prices: Mapping[str, tuple[float, str]]
+
+    def parts(self) -> dict[str, pa.Table]:
+        """[part of the page]: its table in long form. The controls are those of the first table, and never another's."""
+        first, *others = (table.filter(pc.field("metric").isin(FIRST)) for table in self.tables)
+        whole = pa.concat_tables([first, *map(methods_only, others)])
+        known = first.filter(pc.field("row").isin(self.numbers))
+        known = known.filter(pc.field("control") | (pc.field("method") == BESIDE))
+        few = (table.filter(pc.field("metric").isin(FIRST)) for table in self.few)
+        slow = pa.concat_tables([known, *map(methods_only, few)])
+        return {"all": whole, "off-centre": whole.filter(~pc.field("centre_in_box")), "slow": slow}
+
+
+def methods_only(table: pa.Table) -> pa.Table:
+    """Without the controls."""
+    return table.filter(~pc.field("control"))
+
+
+def page(results: Mapping[str, Results]) -> str:
+    """The document, and its figures beside it."""
+    here, parts = machine("cpu"), list[str]()
+    numbers = dict[tuple[str, ...], str]()
+    FIGURES.mkdir(exist_ok=True)
+    for model, found in results.items():
+        tables = found.parts()
+        every = {part: summarised(table) for part, table in tables.items()}
+        numbers |= {
+            (model, part, line.method, metric): cell(line).strip("*")
+            for part, lines in every.items()
+            for metric, own in lines.items()
+            for line in own
+        }
+        gaps = {part: beside(table) for part, table in tables.items()}
+        numbers |= {(model, part, method, "gap"): text for part, own in gaps.items() for method, text in own.items()}
+        parts += [f"## {TITLES[model]}\n", *sections(model, every, found.prices, gaps), left_out(found)]
+    preface = PREFACE.format(processor=here["processor"], torch=here["torch"])
+    said = NAMED.sub(lambda one: numbers[one.groups()], CONCLUSIONS)
+    return "\n".join([preface, said, *parts])
+
+
+def sections(
+    model: str,
+    every: Mapping[str, Lines],
+    prices: Mapping[str, tuple[float, str]],
+    gaps: Mapping[str, Mapping[str, str]],
+) -> Iterator[str]:
+    """A heading, a table and a figure for each part."""
+    for part, lines in every.items():
+        images = max(line.estimate.n for line in lines[FIRST[0]] if line.estimate)
+        seconds = {name: words for name, (_, words) in prices.items()}
+        more = {f"{PAIRED} less Grad-CAM's": gaps[part], **({"passes": passes()} if part == "slow" else {})}
+        more |= {"seconds": seconds}
+        title = "Slow methods" if part == "slow" else part.capitalize()
+        yield f"### {title}: {images} photographs\n\n{SLOW if part == 'slow' else ''}{table(lines, more)}\n"
+        file = f"{model}-{part}.png"
+        (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".png"))
+        yield f"![{TITLES[model]}, {title.lower()}: means and intervals](leaderboard/{file})\n"
+
+
+def table(lines: Lines, more: Mapping[str, Mapping[str, str]]) -> str:
+    """A row a method, the highest enrichment first; `more`: columns behind the metrics, by method."""
+    found = {name: {line.method: line for line in own} for name, own in lines.items()}
+    head = ["method", *FIRST, *more]
+    rows = []
+    for one in lines[FIRST[0]]:
+        title = f"*{one.method}* (control)" if one.control else f"`{one.method}`"
+        cells = [cell(found[name].get(one.method)) for name in FIRST]
+        rows.append([title, *cells, *("" if one.control else own.get(one.method, "") for own in more.values())])
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def cell(line: Line | None) -> str:
+    """0.77 [0.73, 0.81], bold where it beats the controls."""
+    if line is None or line.estimate is None:
+        return "–"
+    text = interval(line.estimate)
+    return f"**{text}**" if line.beats_control else text
+
+
+def interval(one: Any) -> str:
+    """0.77 [0.73, 0.81]"""
+    return f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]".replace("-0.00", "0.00")
+
+
+def beside(table: pa.Table) -> dict[str, str]:
+    """[method]: the mean of its paired difference to Grad-CAM, and the interval."""
+    own = table.filter((pc.field("metric") == PAIRED) & ~pc.field("control")).to_pylist()
+    values: dict[str, dict[int, float]] = {}
+    for row in own:
+        values.setdefault(row["method"], {})[row["row"]] = float("nan") if row["value"] is None else row["value"]
+    theirs = values.pop(BESIDE)
+    return {
+        name: interval(difference(list(mine.values()), [theirs[row] for row in mine])) for name, mine in values.items()
+    }
+
+
+def passes() -> dict[str, str]:
+    """[method]: how often it asks the model, forwards and back, with the numbers that its settings have by default."""
+    found = {}
+    for name, tool in METHODS.items():
+        forwards, backwards = (in_numbers(words, tool) for words in (tool.forwards, tool.backwards))
+        found[name] = forwards if backwards == "0" else f"{forwards}, {backwards} back"
+    return found
+
+
+def in_numbers(words: str, tool: type[Any]) -> str:
+    """`1 + samples` -> `1 + 4000`"""
+    usual = {name: one.default for name, one in signature(tool).parameters.items() if type(one.default) is int}
+    return re.sub(r"[a-z]\w*", lambda one: str(usual.get(one.group(), one.group())), words)
+
+
+def left_out(found: Results) -> str:
+    """The methods that are in no table, and why."""
+    there = {name for table in (*found.tables, *found.few) for name in pc.unique(table["method"]).to_pylist()}
+    missing = {name: one for name, one in found.prices.items() if name not in there}
+    dear = {name for name, (seconds, words) in missing.items() if isfinite(seconds) or words.startswith("more than")}
+    said = "; ".join(f"`{name}` ({missing[name][1]})" for name in missing if name not in dear)
+    names = ", ".join(f"`{name}` ({missing[name][1]} s)" for name in missing if name in dear)
+    return f"Without an answer here: {said}.\n" + (
+        f"\nNot run, for their price a photograph (about: reckoned from a part of the passes): {names}.\n"
+        if names
+        else ""
+    )
