@@ -405,3 +405,18 @@ def test_a_canary_is_found_where_it_was_put(ward):
         if one not in files and not any(w in where for w in elsewhere)
     }
     assert missed == {}
+
+
+def test_what_is_found_of_images_names_none(ward, ears, tmp_path):
+    """`inspect-images` over everything: damaged and lost files, wrong masks, one patient in two splits."""
+    masks = {"ct": ward.files["mask"], "suspect": ward.files["wrong mask"], "burned": ward.files["broken mask"]}
+    kinds = [*FLAT, *linked(ward.cage), "nifti", "packed", "cut nifti", "series", "photo"]
+    table = ward.table(kinds, masks)
+    words = ["--mask", "outlines", "--patient", "patient", "--split", "target"]
+    for kind in (".parquet", ".csv"):
+        outputs = ["-o", tmp_path / f"{kind[1:]}.json", "--table", tmp_path / f"table{kind}"]
+        ears.run("inspect-images", table, *outputs, *words, code=1)
+    ears.run("inspect-images", ward.folder, "-o", tmp_path / "folder.json", code=1)
+    assert len([*tmp_path.iterdir()]) == 5
+    assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
+    assert ears.heard == {}
