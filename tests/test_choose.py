@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from camscope.cli.benchmark import phantoms
 from camscope.measure.choosing import choice as file
 from camscope.measure.choosing import judging
 from camscope.measure.choosing.candidates import candidates, stages
-from camscope.measure.choosing.choose import Choice, _drop, choose, same
+from camscope.measure.choosing.choose import Choice, _drop, _in_turn, choose, same
 from camscope.measure.choosing.race import losing, order, without_losers
 from camscope.measure.choosing.samples import on_input, samples_of, told_of
 from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, Sample, Standing, quality, reference
@@ -111,6 +112,32 @@ def test_one_image_foresees_nothing_and_equal_values_never_lose():
     same = [standing("a", [1.0, 2.0, 1.5]), standing("b", [1.0, 2.0, 1.5])]
     without_losers(same, reference(same), 3)
     assert not any(each.out for each in same)
+
+
+def test_images_of_one_patient_are_one_witness():
+    """Eight images of three patients, all better by nearly the same: eight would be proof, three are less."""
+    gaps = np.array([0.3, 0.3, 0.31, 0.02, 0.01, 0.03, 0.16, 0.17])
+    groups = ["a", "a", "a", "b", "b", "b", "c", "c"]
+    known = {FAITHFULNESS: np.linspace(-1, 1, 2001)}
+    for own, out in ((None, True), (groups, False)):
+        racing = [standing("good", gaps), standing("bad", np.zeros(8))]
+        for one in racing:
+            one.groups = own
+        without_losers(racing, known, 8)
+        assert bool(racing[1].out) is out
+    means = [quality(racing, known)[0][[g == name for g in groups]].mean() - 0.5 for name in "abc"]
+    p = stats.ttest_1samp(means, 0).pvalue
+    assert p > 0.05
+    assert racing[0].estimate(FAITHFULNESS).groups == 3
+
+
+def test_patients_come_whole_and_all_have_one(model):
+    some = [replace(one, group=n % 3) for n, one in enumerate(samples(model, 9))]
+    drawn = [one.group for one in _in_turn(some, 1)]
+    assert len([1 for a, b in pairwise(drawn) if a != b]) == 2
+    assert [one.group for one in _in_turn(some, 1)] == drawn
+    with pytest.raises(InputError, match="1 images have no group"):
+        _in_turn([*some, samples(model, 1)[0]], 0)
 
 
 def test_words_of_maps_that_are_the_same_or_do_not_hold_still():

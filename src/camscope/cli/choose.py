@@ -40,6 +40,9 @@ def run(
     category: Annotated[
         str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
     ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: their images are one witness.")
+    ] = None,
     images: Annotated[int, typer.Option(min=8, help="At most so many, drawn by --seed.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Let every candidate see every image.")] = False,
@@ -73,7 +76,7 @@ def run(
     net = base.loaded(model, weights, device)
     with base.remarks():
         reader = GradCAM(net, preprocess=preprocess)
-        samples, left_out = samples_of(manifest, reader, question, known, most=images, seed=seed)
+        samples, left_out = samples_of(manifest, reader, question, known, group, most=images, seed=seed)
         for line in told_of(left_out):
             base.note(line)
         names = None if method is None else list(base.methods_of(method))

@@ -101,10 +101,11 @@ def choose(
     """
     if len(tools) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(tools)}, images: {len(samples)}; a race needs two of each at least")
-    places = np.random.default_rng(seed).permutation(len(samples))
-    drawn = [samples[i] for i in places]
+    drawn = _in_turn(samples, seed)
+    groups = None if all(one.group is None for one in drawn) else [one.group for one in drawn]
     masked = [LOCALISATION] if any(one.mask is not None for one in samples) else []
-    standings = [Standing(tool, {name: [] for name in (FAITHFULNESS, *masked, ROBUSTNESS)}) for tool in tools]
+    names = (FAITHFULNESS, *masked, ROBUSTNESS)
+    standings = [Standing(tool, {name: [] for name in names}, groups=groups) for tool in tools]
     for one in standings:
         one.out = shows_the_image(one.tool, drawn[:block], seed)
     known: Reference = {}
@@ -124,6 +125,17 @@ def choose(
         if told is not None:
             told(seen, len(samples), len(left_over(standings)))
     return _chosen(standings, known, len(samples))
+
+
+def _in_turn(samples: Sequence[Sample], seed: int) -> list[Sample]:
+    """In random order, those of a group one after the other; InputError where only some have a group."""
+    drawn = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
+    if any(one.group is None for one in drawn) and not all(one.group is None for one in drawn):
+        raise InputError(
+            f"{sum(one.group is None for one in drawn)} images have no group: name one of each, or of none"
+        )
+    places = {group: n for n, group in enumerate(dict.fromkeys(one.group for one in drawn))}
+    return sorted(drawn, key=lambda one: places[one.group])
 
 
 def shows_the_image(tool: Explainer, samples: Sequence[Sample], seed: int) -> str:

@@ -1,10 +1,10 @@
 """Race: who drops out, and when more images would change nothing any more.
 
-At the end those are out whose quality is worse than the leader's beyond chance: paired by image, Student's t, Holm over
-candidates. Before it a candidate drops out as soon as that end can be foreseen: with n of N images seen, the t-value of the
-end is spread by √((N - n) / n) about the one that its mean so far would give, with Student's tails for what n images know
-(predictive probability: Spiegelhalter et al. 1986, doi:10.1016/0197-2456(86)90003-6; Saville et al. 2014,
-doi:10.1177/1740774514531352).
+At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group
+of images (a patient), Student's t, Holm over candidates. Before it a candidate drops out as soon as that end can be foreseen:
+with n of N seen, the t-value of the end is spread by √((N - n) / n) about the one that its mean so far would give, with
+Student's tails for what n know (predictive probability: Spiegelhalter et al. 1986, doi:10.1016/0197-2456(86)90003-6; Saville
+et al. 2014, doi:10.1177/1740774514531352).
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:
 
 def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images: int) -> list[float]:
     """How sure it is that each of the rest will be worse than the leader once all images are seen; at the end 0 or 1."""
-    seen = leader.images
+    seen, images = _witnesses(leader, images)
     behind = np.array([_behind(_gaps(leader, one, known)) for one in rest]) * sqrt(images)
     found, still = np.full(len(rest), 0.5), True
     for place, i in enumerate(np.argsort(-behind, kind="stable")):
@@ -70,9 +70,21 @@ def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images:
 
 
 def _gaps(leader: Standing, one: Standing, known: Reference) -> Floats:
-    """[image]: by how much the leader is better."""
+    """[image], or [group]: by how much the leader is better."""
     both = quality([leader, one], known)
-    return np.asarray(both[0] - both[1], np.float64)
+    gaps = np.asarray(both[0] - both[1], np.float64)
+    if leader.groups is None:
+        return gaps
+    numbers = {group: n for n, group in enumerate(dict.fromkeys(leader.groups[: len(gaps)]))}
+    places = [numbers[group] for group in leader.groups[: len(gaps)]]
+    return np.asarray(np.bincount(places, weights=gaps) / np.bincount(places), np.float64)
+
+
+def _witnesses(leader: Standing, images: int) -> tuple[int, int]:
+    """How many independent ones were seen, and how many there are."""
+    if leader.groups is None:
+        return leader.images, images
+    return len(set(leader.groups[: leader.images])), len(set(leader.groups))
 
 
 def _behind(gaps: Floats) -> float:

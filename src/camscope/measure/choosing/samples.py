@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ def samples_of(
     tool: Explainer,
     target: Question = None,
     evidence: Evidence | None = None,
+    group: str | None = None,
     *,
     most: int = 64,
     seed: int = 0,
@@ -31,8 +33,11 @@ def samples_of(
 ) -> tuple[list[Sample], Counter[str]]:
     """At most so many images, drawn by `seed`, of the size that most of them have; and why others are left out.
 
-    `target`: of images whose row has none of its own; None: the class that the model gives each.
+    `target`: of images whose row has none of its own; None: the class that the model gives each. `group`: a column of the
+    manifest, such as the patient; a row without one is left out.
     """
+    if group is not None and group not in manifest.table.column_names:
+        raise InputError(f"no column {group!r} to group by; there are {', '.join(manifest.table.column_names)}")
     drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:most])
     private = takes_scans(tool.preprocess) or has_scans(manifest)
     known = privately(manifest) if private and manifest.images is None else manifest
@@ -43,6 +48,8 @@ def samples_of(
         asked = worker.asked(one)[0]
         if reason := one.error if one.item is None else no_class(asked, tool.categories):
             left_out[reason] += 1
+        elif group is not None and _own(manifest, one)[group] is None:
+            left_out[f"it has no {group}"] += 1
         else:
             found.append((one, asked))
     sizes = Counter(tuple(one.item.x.shape) for one, _ in found if one.item is not None)
@@ -51,7 +58,12 @@ def samples_of(
     usual = sizes.most_common(1)[0][0]
     left_out["the model's input is of another size"] = sizes.total() - sizes[usual]
     made = [
-        Sample(one.item, asked, _mask(evidence, one, manifest, known.private))
+        Sample(
+            one.item,
+            asked,
+            _mask(evidence, one, manifest, known.private),
+            None if group is None else _own(manifest, one)[group],
+        )
         for one, asked in found
         if one.item is not None and one.item.x.shape == usual
     ]
@@ -72,10 +84,8 @@ def _mask(evidence: Evidence | None, one: Loaded, manifest: Manifest, private: b
     """Of an image whose evidence is known, and was shown to the model."""
     if evidence is None or one.item is None or one.item.placement is None:
         return None
-    at = int(np.searchsorted(manifest.table["row"].to_numpy(), one.row["row"]))
-    row = manifest.rows(at, at + 1)[0]  # as the manifest has it, whose names masks are found by
     try:
-        mask = on_input(evidence.mask(row, one.item.placement.image_size), one.item.placement)
+        mask = on_input(evidence.mask(_own(manifest, one), one.item.placement.image_size), one.item.placement)
     except UndefinedError:
         return None
     except InputError:
@@ -83,6 +93,12 @@ def _mask(evidence: Evidence | None, one: Loaded, manifest: Manifest, private: b
             raise
         raise InputError(f"{one.row['path']}: {UNFIT}") from None
     return mask if mask.any() else None
+
+
+def _own(manifest: Manifest, one: Loaded) -> Mapping[str, Any]:
+    """The row as the manifest has it, by whose names masks are found."""
+    at = int(np.searchsorted(manifest.table["row"].to_numpy(), one.row["row"]))
+    return manifest.rows(at, at + 1)[0]
 
 
 def on_input(mask: Mask, place: Placement) -> Mask:

@@ -1,6 +1,6 @@
 """Standing: a candidate in a race, and what is known of it so far; Sample: an image that it is judged by."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,12 +25,14 @@ class Sample:
     item: Item
     target: Question = None
     mask: Mask | None = None
+    group: Hashable = None  # a patient, a scene; None: nobody else's
 
 
 @dataclass
 class Standing:
     """A candidate's evidence so far. `values`: [criterion] of each image, NaN where there is no number.
 
+    `groups`: of all images of the race, in its order; images of one are no independent witnesses. None: each is its own.
     `first`: its maps (N,*S) of the first images, by which those that are the same are told.
     """
 
@@ -39,6 +41,7 @@ class Standing:
     seconds: float = 0.0
     images: int = 0
     out: str = ""  # why it is out of the race
+    groups: Sequence[Hashable] | None = None
     first: list[Floats] = field(default_factory=list, repr=False)
 
     @property
@@ -55,7 +58,8 @@ class Standing:
     def estimate(self, criterion: str) -> Estimate | None:
         """The mean of a criterion over the images that it saw."""
         try:
-            return estimated(self.values[criterion])
+            values = self.values[criterion]
+            return estimated(values, None if self.groups is None else self.groups[: len(values)])
         except UndefinedError:
             return None
 
