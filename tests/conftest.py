@@ -1,10 +1,13 @@
 """What any test may rely on. None touches the network: what is not on this machine fails at once, as on a plane."""
 
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: none is made in anybody's home
 
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 

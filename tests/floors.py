@@ -10,6 +10,7 @@ FLOORS = {
     **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
     **dict.fromkeys(["explainers", "models"], 3),
+    "medical": 3.5,  # scans to explainers, and explanations to viewers
     "metrics": 4,
     "batch": 5,
     "measure": 5.5,  # metrics of the maps of a run

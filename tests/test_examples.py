@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def test_every_example_is_run_by_a_test():
     names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py", "shortcut.py"}
-    names |= {"batch_heatmaps.py", "batch_ray.py"}
+    names |= {"batch_heatmaps.py", "batch_ray.py", "chest_xray.py", "mri_volume.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -32,6 +32,34 @@ def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
     kept = Explanation.load(tmp_path / "nodule.npz")
     assert f"raw map {kept.grid}, {kept.heat.min():.3g} to {kept.heat.max():.3g}" in printed
     assert kept.label == "nodule"
+
+
+def test_radiographs_as_dicom_are_explained_and_nobody_is_named(tmp_path, capsys):
+    for package in ("pydicom", "highdicom", "pyarrow"):
+        pytest.importorskip(package)
+    runpy.run_path(str(EXAMPLES / "chest_xray.py"))["main"](tmp_path)
+    printed = capsys.readouterr().out
+    assert "MONOCHROME1: inverted" in printed
+    assert "capture.dcm: Model attribution, not a diagnosis" in printed
+    shares = [int(line.partition("%")[0].rpartition(" ")[2]) for line in printed.splitlines() if "% of the map" in line]
+    assert len(shares) == 2
+    assert min(shares) > 20
+    assert "Doe" not in printed
+    assert len(list((tmp_path / "run" / "overlays").rglob("*.png"))) == 2
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+def test_a_volume_is_trained_for_explained_exported_and_opened_again(tmp_path, capsys):
+    pytest.importorskip("nibabel")
+    runpy.run_path(str(EXAMPLES / "mri_volume.py"))["main"](tmp_path, steps=4)
+    printed = capsys.readouterr().out
+    assert "map.nii.gz: (32, 32, 32), axes ASL, affine equal: True\nvalues equal: True" in printed
+    simple = pytest.importorskip("SimpleITK")
+    source, made = (simple.ReadImage(str(tmp_path / name)) for name in ("brain.nii.gz", "map.nii.gz"))
+    for fact in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
+        np.testing.assert_allclose(getattr(made, fact)(), getattr(source, fact)(), atol=1e-5)
+    with Image.open(tmp_path / "slices.gif") as animation:
+        assert animation.n_frames > 8
 
 
 def test_a_folder_of_heatmaps_is_there_when_it_is_asked_for_again(tmp_path, capsys):

@@ -29,6 +29,9 @@ HEAVY = [
     "typer",
     "timm",
     "transformers",
+    "pydicom",
+    "nibabel",
+    "SimpleITK",
 ]
 IMAGES = (".png", ".jpg", ".jpeg")
 
@@ -241,6 +244,14 @@ def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
     names = run_document("README.md", tmp_path, monkeypatch)
     assert (tmp_path / "why.png").stat().st_size > 0
     assert torch.isfinite(names["raw"]).all()
+
+
+def test_the_code_about_volumes_runs_and_finds_what_it_drew(tmp_path, monkeypatch):
+    names = run_document("docs/volumes.md", tmp_path, monkeypatch)
+    found = names["found"].volume(mask={"lesion": names["lesion"]})
+    assert names["lesion"][found.peak]
+    assert (tmp_path / "why.gif").stat().st_size < 1e6
+    assert names["picture"].ndim == 3
 
 
 def test_the_readme_shows_code_by_line_thirty():

@@ -3,15 +3,19 @@
 import pytest
 
 from mutants import MUTANTS
+from mutants_of_exports import OF_EXPORTS
 from mutants_of_faithfulness import OF_FAITHFULNESS
 from mutants_of_metrics import OF_METRICS
 from mutants_of_pixels import OF_PIXELS
+from mutants_of_scans import OF_SCANS
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
 @pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS], ids=lambda mutant: mutant.slip
+    "mutant",
+    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS],
+    ids=lambda mutant: mutant.slip,
 )
 def test_a_planted_slip_is_noticed(mutant):
     mutant.check()

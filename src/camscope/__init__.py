@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from camscope.version import __version__
 
 if TYPE_CHECKING:
-    from camscope.batch import Run, run_batch
+    from camscope.batch import Run, inspect_images, run_batch
     from camscope.explainers import (
         CAM,
         DRISE,
@@ -97,7 +97,17 @@ if TYPE_CHECKING:
     from camscope.geometry import Placement
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
+    from camscope.images.scan_preprocess import ScanPreprocess
+    from camscope.images.scans import read_scan
     from camscope.layers import Layout
+    from camscope.medical import (
+        explain_patch,
+        explain_patches,
+        explain_slices,
+        to_nifti,
+        to_parametric_map,
+        to_secondary_capture,
+    )
     from camscope.models import load_model
     from camscope.targets import (
         Box,
@@ -186,6 +196,7 @@ __all__ = [
     "Rollout",
     "Run",
     "Saliency",
+    "ScanPreprocess",
     "ScoreCAM",
     "SegmentAblation",
     "ShapleyCAM",
@@ -207,12 +218,20 @@ __all__ = [
     "compare",
     "completeness",
     "edit",
+    "explain_patch",
+    "explain_patches",
+    "explain_slices",
     "extract",
     "fuse",
     "inspect",
+    "inspect_images",
     "load_model",
+    "read_scan",
     "record",
     "run_batch",
+    "to_nifti",
+    "to_parametric_map",
+    "to_secondary_capture",
 ]
 
 _NAMES = {
@@ -227,12 +246,15 @@ _NAMES = {
         "SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI ZhouCAM compare completeness "
         "fuse"
     ),
-    "camscope.batch": "Run run_batch",
+    "camscope.batch": "Run inspect_images run_batch",
     "camscope.explanation": "Explanation",
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
+    "camscope.images.scan_preprocess": "ScanPreprocess",
+    "camscope.images.scans": "read_scan",
     "camscope.layers": "Layout",
+    "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
     "camscope.models": "load_model",
     "camscope.targets": "Box Class Classes Difference Output Probability Region Similarity Target Text",
 }

@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +56,8 @@ class Explanation:
     `placement`: where the model's input lies on the image; None if unknown. `status`: "ok" or a key of `MEANING`.
     `error` (h,w): the standard error of each cell, of a map that is a mean over what was drawn; else None.
     `image` (H,W,3): the original's pixels; `seen` (H,W,3): the picture that the model was given.
+    Of a scan, `world` (4,4): from the index of a voxel (d,row,column) to millimetres to the right, to the front and up, and
+    `steps`: what was done to its stored numbers, in order; its `image` may be a volume (D,H,W).
     """
 
     heat: Floats
@@ -79,6 +81,8 @@ class Explanation:
     error: Floats | None = field(default=None, repr=False)
     image: Pixels | None = field(default=None, repr=False)
     seen: Pixels | None = field(default=None, repr=False)
+    world: npt.NDArray[np.float64] | None = field(default=None, repr=False)
+    steps: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -89,6 +93,20 @@ class Explanation:
     def stride(self) -> tuple[float, ...]:
         """Input pixels per cell, along each axis of the map."""
         return tuple(pixels / cells for pixels, cells in zip(self.input_size, self.grid, strict=True))
+
+    @property
+    def peak(self) -> tuple[int, ...]:
+        """The pixel of the original image, or the voxel of the volume, where the map is largest; the first among equals."""
+        values, covered = self._placed("image")
+        return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
+
+    @property
+    def peak_world(self) -> tuple[float, ...] | None:
+        """Millimetres to the right, to the front and up of the peak; None where the image does not say where it lies."""
+        if self.world is None:
+            return None
+        index = (0,) * (3 - len(self.peak)) + self.peak
+        return tuple((self.world @ [*index, 1])[:3].tolist())
 
     @property
     def answer(self) -> str:
@@ -142,21 +160,26 @@ class Explanation:
         colormap: str = AUTO,
         contour: float | Sequence[float] | None = None,
         boxes: float | None = None,
+        mask: render.Masks | None = None,
         bar: bool = False,
         height: int | None = None,
     ) -> Pixels:
         """(H,W,3) uint8: the map over the photograph at its own size; over the model's input where the place is unknown.
 
-        Of a signal a trace, its lines over the map's colours; of a volume its slices, of a video a strip of its frames, at
-        the size of the model's input.
+        Of a signal a trace, its lines over the map's colours; of a volume the three planes, of a video a strip of its frames.
 
         `contour`: draw outlines at these levels (0..1) instead of colour; `boxes`: draw boxes round what reaches this
         level instead of colour; `colormap`: a name in `render.COLORMAPS`, or "auto": the one that suits the map's signs;
-        `bar`: a colour bar with the raw range at the right; `height`: rows of the picture, for a figure.
+        `mask`: (H,W), or names of several such as `{"lungs": lungs, "opacity": opacity}`: their outlines over the map, and
+        below the picture what each name's colour is; `bar`: a colour bar with the raw range at the right; `height`: rows of
+        the picture, for a figure.
         """
         known, colormap = self._scale(scale), self.colormap if colormap == AUTO else colormap
+        if self._is_volume and contour is None and boxes is None:
+            volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
+            return render.planes(replace(volume, flag=""), height=height, bar=bar)  # a figure has a strip for flags
         if self.heat.ndim != 2:
-            picture = self._unflat(known, alpha, colormap, contour, boxes)
+            picture = self._unflat(known, alpha, colormap, contour, boxes, mask)
             return picture if height is None else render.fitted(picture, height, 8 * height)
         size = size or self._best_size()
         picture, (raw, covered) = self._background(size), self._placed(size)
@@ -171,23 +194,138 @@ class Explanation:
             picture = render.draw_contours(picture, values, contour, colormap=colormap)
         if boxes is not None:
             picture = render.draw_boxes(picture, render.boxes(values, boxes))
+        outlines = render.outlines(mask, picture.shape[:2])
         if height is not None:
             picture = render.fitted(picture, height, 2 * height)
-        return render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap)) if bar else picture
+        picture = render.draw_outlines(picture, outlines)
+        if bar:
+            picture = render.beside(picture, render.colour_bar(picture.shape[0], *ends, colormap))
+        return render.key_below(picture, outlines)
 
     def _unflat(
-        self, scale: render.Scale | None, alpha: float, colormap: str, contour: object, boxes: object
+        self, scale: render.Scale | None, alpha: float, colormap: str, contour: object, boxes: object, mask: object
     ) -> Pixels:
-        """A map of one axis, or of three, as a picture."""
-        if contour is not None or boxes is not None or self.heat.ndim not in (1, 3):
+        """A map of one axis, or a video's, as a picture."""
+        if contour is not None or boxes is not None or mask is not None or self.heat.ndim not in (1, 3):
             self._expect_flat()
         values, _ = render.shown(self._placed("input")[0], scale, colormap)
         grey = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
         seen = grey if self.seen is None else self.seen
         if values.ndim == 1:
             return render.trace(seen, values, alpha=alpha, colormap=colormap)
-        in_time = bool((seen[..., 0] != seen[..., 1]).any())  # a volume is grey; a video's frames follow one another
-        return render.frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MOST if in_time else 4)
+        return render.frames(seen, values, alpha=alpha, colormap=colormap, columns=render.MOST)
+
+    @property
+    def _is_volume(self) -> bool:
+        """Whether three axes are a volume's: it is grey, or has a place in the world; a video has neither."""
+        if self.heat.ndim != 3 or self.world is not None:
+            return self.heat.ndim == 3
+        return self.seen is None or self.seen.ndim != 4 or bool((self.seen[..., 0] == self.seen[..., 1]).all())
+
+    def volume(
+        self,
+        size: Size | None = None,
+        *,
+        scale: Scale = AUTO,
+        alpha: float = 0.85,
+        colormap: str = AUTO,
+        mask: render.Masks | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> render.Volume:
+        """The map of three axes over its volume, for `render.planes`, `slices`, `projection` and `animate`.
+
+        On the original volume where that is at hand, else on the model's input. `mask`: (D,H,W), or names of several;
+        `window`: the numbers of the original that are black and white. The rest is as in `overlay`.
+        """
+        if self.heat.ndim != 3:
+            raise InputError(
+                f"a map {self.grid} of {self.heat.ndim} axes is no volume's: it needs 3; overlay() draws it"
+            )
+        size = size or self._best_size()
+        values, covered = self._placed(size)
+        world, spacing = self._in_world(size)
+        return render.Volume(
+            self._background(size),
+            values,
+            spacing=None if world is not None else spacing,
+            world=world,
+            covered=covered,
+            masks=mask,
+            scale=self._scale(scale),
+            colormap=self.colormap if colormap == AUTO else colormap,
+            alpha=alpha,
+            window=window,
+            flag=self.flag,
+        )
+
+    def planes(
+        self,
+        at: tuple[int, int, int] | None = None,
+        size: Size | None = None,
+        *,
+        mask: render.Masks | None = None,
+        scale: Scale = AUTO,
+    ) -> Pixels:
+        """(h,w,3) uint8: the slices through voxel `at`, by default the peak's, along each axis; keywords as `volume`."""
+        return render.planes(self.volume(size, mask=mask, scale=scale), at, caption=self.caption)
+
+    def slices(
+        self,
+        axis: int | str | None = None,
+        size: Size | None = None,
+        *,
+        count: int = render.MOST,
+        mask: render.Masks | None = None,
+        scale: Scale = AUTO,
+    ) -> Pixels:
+        """(h,w,3) uint8: slices along an axis, evenly spread, the peak's among them; as `render.slices`, and `volume`."""
+        return render.slices(self.volume(size, mask=mask, scale=scale), axis, count=count, caption=self.caption)
+
+    def projection(
+        self,
+        axis: int | str | None = None,
+        size: Size | None = None,
+        *,
+        mask: render.Masks | None = None,
+        scale: Scale = AUTO,
+    ) -> Pixels:
+        """(h,w,3) uint8: the strongest value along an axis, or along each; as `render.projection`, and `volume`."""
+        return render.projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
+
+    def animate(
+        self,
+        path: str | os.PathLike[str],
+        axis: int | str | None = None,
+        size: Size | None = None,
+        *,
+        seconds: float = render.SECONDS,
+        mask: render.Masks | None = None,
+        scale: Scale = AUTO,
+        watch: render.Watch | None = None,
+        overwrite: bool = True,
+    ) -> Path:
+        """Write a way through the slices (`.gif`, `.webp`), `seconds` a round; as `render.animate`, and `volume`.
+
+        `watch(done, count)`: called after each slice, for a bar.
+        """
+        suffix = Path(path).suffix.lower()
+        if suffix not in render.ANIMATED:
+            raise OutputError(
+                f"{path}: cannot write {suffix or 'a file without a suffix'} that moves; use .gif or .webp"
+            )
+        volume = self.volume(size, mask=mask, scale=scale)
+        data = render.animate(volume, axis, seconds=seconds, suffix=suffix, caption=self.caption, watch=watch)
+        return write_bytes(path, data, overwrite=overwrite)
+
+    def _in_world(self, size: Size) -> tuple[npt.NDArray[np.float64] | None, tuple[float, float, float] | None]:
+        """(4,4) from voxels of the original, of the input or of the grid to millimetres, and millimetres a voxel."""
+        world, spacing = self.world, None
+        if size == "image":
+            return world, spacing
+        if self.placement is None:
+            return None, None
+        cells = self.placement.cells(self.input_size if size == "input" else self.grid)
+        return render.world_of_cells(world, cells), render.spacing_of_cells(spacing, cells)
 
     def _expect_flat(self) -> None:
         if self.heat.ndim != 2:
@@ -215,7 +353,8 @@ class Explanation:
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the overlay (`.png`, `.jpg`, `.webp`), everything (`.npz`), or everything but pixels (`.json`).
 
-        The overlay has the original's own size; under a flagged one there is a strip that says so.
+        The overlay has the original's own size; under a flagged one there is a strip that says so. Of a map with three axes
+        `.gif` and `.webp` are a way through its slices.
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
@@ -223,11 +362,14 @@ class Explanation:
             data = json.dumps({**self._facts(), **error, "heat": self.heat.tolist()}, indent=1).encode()
         elif suffix == ".npz":
             data = self._npz()
+        elif suffix in render.ANIMATED and self.heat.ndim == 3:
+            return self.animate(path, overwrite=overwrite)
         elif suffix in render.FORMATS:
             data = render.encode(self.marked(), suffix)
         else:
             raise OutputError(
-                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json"
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or of "
+                f"a map with 3 axes .gif"
             )
         return write_bytes(path, data, overwrite=overwrite)
 
@@ -249,6 +391,8 @@ class Explanation:
 
     def marked(self, height: int | None = None) -> Pixels:
         """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
+        if self._is_volume and height is None:
+            return self.planes()
         picture = self.overlay(height=height)
         return picture if self.flag is None else render.captioned(picture, self.caption, flag=self.flag)
 
@@ -265,6 +409,7 @@ class Explanation:
         plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ARRAYS}
         plain["top"] = [vars(one) for one in self.top]
         plain["placement"] = self.placement.to_dict() if self.placement else None
+        plain["world"] = None if self.world is None else self.world.tolist()
         return {
             **plain,
             "measures": dict(self.measures),
@@ -277,6 +422,8 @@ class Explanation:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
 
     def _repr_png_(self) -> bytes | None:
+        if self._is_volume:
+            return render.encode(self.planes(), ".png")
         return render.encode(self.overlay(bar=True), ".png") if self.heat.ndim <= 3 else None
 
     def _repr_html_(self) -> str:
@@ -325,9 +472,13 @@ def figure(
     alpha: float = 0.85,
     colormap: str = AUTO,
     bar: bool = True,
-    height: int = 320,
+    height: int | None = None,
 ) -> Pixels:
-    """(H,W,3) uint8: several explanations side by side with captions, a flagged one marked; keywords as `overlay`."""
+    """(H,W,3) uint8: several explanations side by side with captions, a flagged one marked; keywords as `overlay`.
+
+    `height`: rows of a picture, 320, and 480 where there are planes of a volume.
+    """
+    height = height or (480 if any(one.heat.ndim == 3 for one in explanations) else 320)
     pictures = [
         one.overlay(scale=scale, alpha=alpha, colormap=colormap, bar=bar, height=height) for one in explanations
     ]
@@ -361,4 +512,6 @@ def _from_facts(facts: dict[str, Any], heat: Floats, error: Floats | None = None
     facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
     facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
     facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
+    facts["steps"] = tuple(facts.get("steps", ()))
+    facts["world"] = None if facts.get("world") is None else np.asarray(facts["world"], np.float64).reshape(4, 4)
     return Explanation(heat=heat, error=error, **{**facts, **pictures})

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,23 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool 
             _moved(sibling, path)
     except BaseException:
         sibling.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder that is there with all its files or not at all; an empty one in its place is taken, no other."""
+    path = Path(path)
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise OutputError(f"{path} exists and is not an empty folder; choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sibling = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        sibling.mkdir()
+        yield sibling
+        sibling.replace(path)
+    except BaseException:
+        shutil.rmtree(sibling, ignore_errors=True)
         raise
 
 

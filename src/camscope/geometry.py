@@ -111,6 +111,12 @@ class Placement:
             raise GeometryError(f"axes {tuple(axes)} do not reorder {self._n} axes")
         return self._after(np.eye(self._n)[list(axes)].T, np.zeros(self._n), [self.input_size[axis] for axis in axes])
 
+    def followed(self, inner: Self) -> Self:
+        """After whatever took this input plane, as an image, to that of `inner`."""
+        if inner.image_size != self.input_size:
+            raise GeometryError(f"a placement on an image {inner.image_size} cannot follow an input {self.input_size}")
+        return self._after(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
+
     # From there to here and back.
 
     def cells(self, grid: Sequence[int]) -> NDArray[np.float64]:

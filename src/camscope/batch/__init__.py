@@ -2,6 +2,7 @@
 
 from camscope.batch.album import Run
 from camscope.batch.export import Exported
+from camscope.batch.inspection import Finding, Inspection, inspect_images
 from camscope.batch.local import Outcome
 from camscope.batch.manifest import Manifest
 from camscope.batch.names import Names
@@ -9,4 +10,16 @@ from camscope.batch.query import Query
 from camscope.batch.run import run_batch
 from camscope.batch.sources import manifest_of
 
-__all__ = ["Exported", "Manifest", "Names", "Outcome", "Query", "Run", "manifest_of", "run_batch"]
+__all__ = [
+    "Exported",
+    "Finding",
+    "Inspection",
+    "Manifest",
+    "Names",
+    "Outcome",
+    "Query",
+    "Run",
+    "inspect_images",
+    "manifest_of",
+    "run_batch",
+]

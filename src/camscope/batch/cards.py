@@ -45,7 +45,8 @@ def cards_of(run: Collection, rows: Sequence[Row], size: int) -> list[Card]:
     if all(row["heat"] is None for row in rows):
         return [_failed(run, row) for row in rows]
     photo, missing = original(run, rows[0])
-    before = None if photo is None else _uri(render.fitted(photo, size, 2 * size))
+    flat = photo is not None and photo.ndim == 3 and photo.shape[2] == 3  # a volume is seen under its map only
+    before = _uri(render.fitted(photo, size, 2 * size)) if photo is not None and flat else None
     return [
         _failed(run, row) if row["heat"] is None else _drawn(run, row, photo, before, missing, size) for row in rows
     ]

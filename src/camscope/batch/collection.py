@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import Numbered, arrow, placed
+from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow, placed
+from camscope.batch.private import Places, privately
 from camscope.batch.query import Pieces, Query, as_dicts
 from camscope.batch.reading import bytes_of, sha256_of
 from camscope.batch.rows import FAILED
@@ -19,7 +20,10 @@ from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
 from camscope.explanation import Explanation, Pixels
 from camscope.geometry import Placement
+from camscope.images.listing import is_medical
 from camscope.images.photo import read_photo
+from camscope.images.scan_pixels import grey
+from camscope.images.scans import is_scan, read_scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +84,7 @@ class Collection:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
         source = self.source(row)
         expect_unchanged(row, source)
-        return read_photo(source).pixels
+        return seen(source)
 
     def expect_images(self) -> None:
         """ImageError where the images are those of a dataset that is not given."""
@@ -96,11 +100,28 @@ class Collection:
             if images is not None:
                 return images[row["row"]]
             path = placed(path, Path(root["folder"]), confined=root["confined"])
-            return bytes_of(path)
+            return Path(path) if is_medical(path) or Path(path).is_dir() else bytes_of(path)
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+    @property
+    def private(self) -> bool:
+        """Whether the run does not name its files."""
+        return bool(self.facts["made_with"]["manifest"]["dataset"] == PRIVATE)
+
+    @property
+    def origin(self) -> Manifest | None:
+        """What the run was made of, where it was passed to one that does not say so itself."""
+        with self._opening:
+            images = self._images if self.private and self._given is not None else None
+        return images.manifest if isinstance(images, Places) else None
+
+    def named(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row with its path and all columns as the manifest has them, where that is known."""
+        origin = self.origin
+        return row if origin is None else {**row, **origin.rows(row["row"], row["row"] + 1)[0]}
 
     @cached_property
     def _images(self) -> Numbered | None:
@@ -108,6 +129,12 @@ class Collection:
         named = self.facts["made_with"]["manifest"]["dataset"]
         if named is None:
             return None
+        if named == PRIVATE:
+            if self._given is None:
+                raise ImageError(
+                    "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
+                )
+            return privately(manifest_of(self._given)).images
         if self._given is None and not named.startswith(LIBRARIES):
             raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
         return manifest_of(self._given or named, self.facts["root"]["folder"]).images
@@ -142,6 +169,8 @@ class Collection:
             model=made["model"]["digest"],
             image=image,
             seen=None,
+            world=None if row.get("world") is None else np.array(row["world"], np.float64).reshape(4, 4),
+            steps=tuple(row.get("steps") or ()),
         )
 
     def _class(self, row: Mapping[str, Any]) -> int | None:
@@ -183,6 +212,16 @@ class Collection:
             for name, text in {"run": str(self.folder), **self.summary}.items()
         )
         return f"<table>{rows}</table>"
+
+
+def seen(source: Any) -> Pixels:
+    """(H,W,3), or (D,H,W) of a volume: an image as it is looked at; ImageError where text may be part of a scan's picture."""
+    if not isinstance(source, Path) and not is_scan(source):
+        return read_photo(source).pixels
+    scan = read_scan(source)
+    if not scan.may_be_shown:
+        raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
+    return grey(scan)
 
 
 def expect_unchanged(row: Mapping[str, Any], source: Any) -> None:

@@ -23,7 +23,20 @@ LOCAL = ("", "file", "local", "dir", "git", "generic", "reference")  # what fssp
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
-TAKEN = (*OURS, "grid", "heat", "input_size", "image_size", "placement", "seconds", "notes", "overlay")
+TAKEN = (
+    *OURS,
+    "grid",
+    "heat",
+    "input_size",
+    "image_size",
+    "placement",
+    "world",
+    "steps",
+    "seconds",
+    "notes",
+    "overlay",
+)
+PRIVATE = "scans, privately"  # the dataset of a run that does not name its files
 KNOWN = {*TAKEN, "id", "path", "target"}  # all others are carried along
 
 
@@ -49,6 +62,11 @@ class Manifest:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing that a row says may name a file, or quote one."""
+        return self.dataset == PRIVATE
 
     @property
     def carried(self) -> list[str]:
@@ -93,7 +111,9 @@ def _of_this_machine(link: str) -> bool:
     return scheme.lower() in LOCAL or (not there and not link.isalpha())
 
 
-def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Path | None = None) -> Manifest:
+def manifest_of_files(
+    source: str | Path | Sequence[str | Path], root: str | Path | None = None, *, strict: bool = True
+) -> Manifest:
     """The manifest that a folder, a pattern, a list of files, or a .csv or .parquet file means: see `manifest_of`."""
     if isinstance(source, str | Path) and Path(source).suffix.lower() in TABLES and not glob.has_magic(str(source)):
         table = _read(Path(source))
@@ -101,7 +121,7 @@ def manifest_of_files(source: str | Path | Sequence[str | Path], root: str | Pat
     else:
         table, usual = _files(source), None
     base = usual if root is None else Path(root) if str(root) else None
-    return Manifest(numbered(table, str(source)), base)
+    return Manifest(numbered(table, str(source), strict=strict), base)
 
 
 def _read(path: Path) -> "pa.Table":
@@ -137,22 +157,27 @@ def _names(given: Sequence[str | Path]) -> Iterator[str]:
         yield from meant
 
 
-def numbered(table: "pa.Table", source: str) -> "pa.Table":
-    """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest."""
+def numbered(table: "pa.Table", source: str, *, strict: bool = True) -> "pa.Table":
+    """With the columns `row`, `id` and `path` in front; an InputError for what cannot be a manifest.
+
+    Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
+    """
     pa, compute = arrow(), arrow("compute")
-    _check_columns(table.column_names, source)
+    _check_columns(table.column_names, source, strict=strict)
     if not table.num_rows:
         raise InputError(f"{source}: it has no row")
     paths = _cast(table["path"], pa.string(), "path", source)
+    if not strict:
+        paths = compute.coalesce(paths, pa.scalar(""))
     if compute.any(compute.is_null(paths)).as_py():
         raise InputError(f"{source}: row {compute.index(compute.is_null(paths), True).as_py()} has no path")
     ids = (
         compute.coalesce(_cast(table["id"], pa.string(), "id", source), paths) if "id" in table.column_names else paths
     )
     repeated = len(ids) - compute.count_distinct(ids).as_py()
-    if repeated:
+    if repeated and strict:
         raise InputError(f"{source}: {repeated} rows have the id of another; every row needs its own")
-    rest = [name for name in table.column_names if name not in ("path", "id")]
+    rest = [name for name in table.column_names if name not in ("row", "path", "id")]
     columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
     columns |= {name: _in_microseconds(table[name]) for name in rest}
     if "target" in rest and pa.types.is_floating(table["target"].type):
@@ -174,12 +199,16 @@ def _in_microseconds(column: Any) -> Any:
         return column.cast(pa.string()) if not pa.types.is_duration(kind) else column.cast(pa.int64())
 
 
-def _check_columns(names: Sequence[str], source: str) -> None:
+def taken(names: Sequence[str]) -> list[str]:
+    """Columns that a result has of its own: a query does not tell `Label` from `label`."""
+    return sorted(name for name in names if name.lower() in TAKEN)
+
+
+def _check_columns(names: Sequence[str], source: str, *, strict: bool) -> None:
     if "path" not in names:
         raise InputError(f"{source}: no column 'path' among {', '.join(names)}")
-    taken = sorted(name for name in names if name.lower() in TAKEN)  # a query does not tell `Label` from `label`
-    if taken:
-        raise InputError(f"{source}: the result has columns named {', '.join(taken)} of its own; rename yours")
+    if strict and (own := taken(names)):
+        raise InputError(f"{source}: the result has columns named {', '.join(own)} of its own; rename yours")
     twice = sorted(name for name, times in Counter(map(str.lower, names)).items() if times > 1)
     if twice:
         raise InputError(

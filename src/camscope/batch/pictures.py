@@ -40,7 +40,8 @@ class Pictures:
     def write(self, path: Path, one: Explanation, image: Pixels | None, seen: Pixels | None) -> None:
         """The picture is not synced, as a part is: it can be drawn again from the map."""
         if image is not None and one.placement is not None:
-            one = replace(one, placement=one.placement.on_image_of(image.shape[:2]))
+            size = image.shape[: len(one.placement.image_size)]
+            one = replace(one, placement=one.placement.on_image_of(size))
         picture = replace(one, image=image, seen=seen).marked(self.height)
         write_bytes(path, render.encode(picture, path.suffix), sync=False)
 

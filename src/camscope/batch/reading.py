@@ -16,7 +16,9 @@ from camscope.batch.threads import in_order
 from camscope.errors import CamscopeError, GeometryError, ImageError, InputError, MissingExtraError
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
+from camscope.images.listing import is_medical
 from camscope.images.photo import remarks
+from camscope.images.sources import selected
 
 Row = Mapping[str, Any]
 
@@ -43,15 +45,15 @@ def loaded(
 
 def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
     try:
-        source = bytes_of(manifest.place(row["path"])) if manifest.images is None else manifest.images[row["row"]]
+        source = source_of(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
     except InputError as error:
-        return Loaded(row, None, error=str(error))
+        return Loaded(row, None, error="its path leads elsewhere" if manifest.private else str(error))
     except FileNotFoundError:
         return Loaded(row, None, error="there is no such file")
     except CamscopeError:
         raise
     except Exception as error:  # a store, a network and a dataset may raise anything
-        return Loaded(row, None, error=f"it cannot be read: {getattr(error, 'strerror', None) or error}")
+        return Loaded(row, None, error=f"it cannot be read: {_words(error, manifest.private)}")
     digits = sha256_of(source)
     try:
         item = read(source)
@@ -66,17 +68,49 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
     except CamscopeError:
         raise
     except Exception as error:
-        return Loaded(row, digits, error=f"the preprocessing fails: {type(error).__name__}: {error}")
+        kind = type(error).__name__
+        return Loaded(row, digits, error=f"the preprocessing fails: {kind}{'' if manifest.private else f': {error}'}")
+
+
+def _words(error: Exception, private: bool) -> str:
+    """What an error says; where files may not be named, its kind."""
+    return getattr(error, "strerror", None) or (type(error).__name__ if private else str(error))
+
+
+def source_of(manifest: Manifest, path: str) -> bytes | Path:
+    """A file's bytes; of a scan, which may be a part of a file or many files, its place."""
+    place = manifest.place(path)
+    if "://" not in place and (is_medical(place) or selected(place)[0].is_dir()):
+        return Path(place)
+    return bytes_of(place)
 
 
 def sha256_of(source: Any) -> str | None:
-    """Of a file's bytes; of what a dataset has decoded those of its pixels, row by row."""
+    """Of a file's bytes; of a folder all of its files', in any order; of what a dataset has decoded its pixels, row by row."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
+    if isinstance(source, Path):
+        return _of_files(source)
     if isinstance(source, Tensor):
         source = source.cpu().numpy()
     data = source.tobytes() if hasattr(source, "tobytes") else None  # NumPy's and Pillow's
     return None if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _of_files(place: Path) -> str | None:
+    """None where there is nothing to read: the reader says why."""
+    path, part = selected(place)
+    try:
+        files = [one for one in path.iterdir() if one.is_file()] if path.is_dir() else [path]
+        digits = sorted(map(_digest, files))
+    except OSError:
+        return None
+    return digits[0] if part is None and not path.is_dir() else hashlib.sha256(f"{digits} {part}".encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def bytes_of(place: str) -> bytes:

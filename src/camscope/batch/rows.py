@@ -17,7 +17,9 @@ FAILED = "failed"
 
 
 def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
-    """The columns of a part: `heat` is the raw map, row by row, of the layer's `grid`; `placement` (2 x 3), row by row.
+    """The columns of a part: `heat` is the raw map, row by row, of the layer's `grid`; `placement`, row by row, is 2 x 3.
+
+    Of a volume it is 3 x 4. `world` (4 x 4) and `steps` are those of a scan: see `Explanation`.
 
     `overlays`: with the path of each in the run's folder.
     """
@@ -41,6 +43,8 @@ def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
         "input_size": pa.list_(pa.int32()),
         "image_size": pa.list_(pa.int32()),
         "placement": pa.list_(pa.float64()),
+        "world": pa.list_(pa.float64()),
+        "steps": pa.list_(pa.string()),
         "notes": pa.list_(pa.string()),
         "seconds": pa.float64(),
         **({"overlay": pa.string()} if overlays else {}),
@@ -71,6 +75,8 @@ def found(common: Mapping[str, Any], one: Explanation, asked: str | None, second
         "input_size": list(one.input_size),
         "image_size": None if one.placement is None else list(one.placement.image_size),
         "placement": None if one.placement is None else one.placement.matrix.ravel(),
+        "world": None if one.world is None else one.world.ravel(),
+        "steps": list(one.steps) or None,
         "notes": list(one.notes),
         "seconds": seconds,
     }

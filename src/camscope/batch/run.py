@@ -12,6 +12,7 @@ from camscope.batch.local import Outcome, Plan, Told
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.names import Names
 from camscope.batch.pictures import Pictures
+from camscope.batch.private import has_scans, privately
 from camscope.batch.rows import digest_of
 from camscope.batch.sources import manifest_of
 from camscope.batch.store import Store
@@ -21,10 +22,12 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import in_words, versions
 from camscope.hooks.base import unwrap
+from camscope.images.window import Window
 from camscope.targets import Question
 
 CHUNK = 256  # images in a part
 Engine = Literal["local", "ray"]
+Profile = Literal["research", "clinical"]
 
 
 def run_batch(
@@ -40,6 +43,10 @@ def run_batch(
     shard: tuple[int, int] = (0, 1),
     max_failures: int | None = None,
     reduced: bool = False,
+    profile: Profile | None = None,
+    keep: Sequence[str] = (),
+    window: Any = None,
+    allow_pixels: bool = False,
     overlays: str | None = None,
     overlay_height: int | None = None,
     overwrite: bool = False,
@@ -56,7 +63,13 @@ def run_batch(
     `chunk`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
     may fail before a RunError; `told`: called with the outcome so far. `reduced`: decode a
     large JPEG at a half, a quarter or an eighth, four times what the preprocessing resizes it to at least: five times as fast
-    for 8 megapixels, and the maps' ranks correlate at 0.994 or more. `overlays`: "jpg", "png" or "webp", to draw each map on
+    for 8 megapixels, and the maps' ranks correlate at 0.994 or more.
+
+    `profile`: "research" writes no file's name, and of the manifest's columns only `target`, `id` and those to `keep`; it is
+    that of every run that names a medical image. "clinical" writes them all. `window`: of scans, see `read_scan`;
+    `allow_pixels`: maps are drawn on scans although text may be part of their picture.
+
+    `overlays`: "jpg", "png" or "webp", to draw each map on
     its image, at `overlay_height` rows, or the image's own.
 
     `engine`: "local", this process; or "ray", `workers` processes on the cluster at `address`, each with the model: as many as
@@ -71,8 +84,9 @@ def run_batch(
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
     _expect_names(targets)
-    manifest = manifest_of(source, root)
+    manifest = _profiled(manifest_of(source, root), profile, keep)
     worker, store = Worker(each, list(targets), manifest, batch_size, reduced), Store(output)
+    worker = replace(worker, window=_words(window), allow_pixels=allow_pixels)
     plan, made_with = Plan(len(manifest), chunk, shard), facts(worker, chunk)
     if overlays is not None:
         pictures = Pictures(store.folder, overlays, Names.of(made_with["made_with"]), overlay_height)
@@ -89,6 +103,25 @@ def run_batch(
         if new:
             store.retract()
         raise
+
+
+def _profiled(manifest: Manifest, profile: Profile | None, keep: Sequence[str]) -> Manifest:
+    """The manifest as a run of this profile writes it."""
+    if profile not in (None, "research", "clinical"):
+        raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
+    if profile == "research" or (profile is None and has_scans(manifest)):
+        return privately(manifest, keep)
+    if keep:
+        raise InputError("keep is for the profile 'research': every other run keeps all columns")
+    return manifest
+
+
+def _words(window: Any) -> str | None:
+    """As `Window.of` takes it."""
+    if window is None:
+        return None
+    known = Window.of(window)
+    return f"{known.centre:g},{known.width:g},{known.kind}"
 
 
 def _expect_names(targets: Sequence[Question]) -> None:
@@ -121,6 +154,7 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
             },
             "chunk": chunk,
             "reduced": worker.reduced,
+            **({} if worker.window is None else {"window": worker.window}),
         },
         "root": root_of(manifest),
         "versions": dict(versions()),
@@ -130,6 +164,8 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
 
 def root_of(manifest: Manifest) -> dict[str, Any]:
     """Where relative paths begin, and whether they may leave it: for whoever draws the maps on their images later."""
+    if manifest.private:
+        return {"folder": "", "confined": False}
     return {"folder": str((manifest.root or Path.cwd()).resolve()), "confined": manifest.root is not None}
 
 

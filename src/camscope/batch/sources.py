@@ -13,19 +13,20 @@ from camscope.errors import InputError, MissingExtraError
 LIBRARIES = ("hf:", "torchvision:")
 
 
-def manifest_of(source: Any, root: str | Path | None = None) -> Manifest:
+def manifest_of(source: Any, root: str | Path | None = None, *, strict: bool = True) -> Manifest:
     """The manifest that a folder, a pattern, a list of files, a .csv or .parquet file, or a dataset means.
 
     A table needs a column `path`; `id` (default: the path) and `target` are known, all others go along. Relative paths are
     those of the manifest's own folder, or of `root`, and may not leave it; root="" lets them. A dataset is given as such
-    (see `manifest_of_dataset`), or by its name (see `dataset_of`).
+    (see `manifest_of_dataset`), or by its name (see `dataset_of`). Not `strict`: a table that no run would take, for whoever
+    says what is wrong with it.
     """
     if isinstance(source, Manifest):
         return source
     if isinstance(source, str) and source.startswith(LIBRARIES):
         return manifest_of_dataset(dataset_of(source, root), source)
     if isinstance(source, str | Path) or (isinstance(source, list | tuple) and _names(source)):
-        return manifest_of_files(source, root)
+        return manifest_of_files(source, root, strict=strict)
     return manifest_of_dataset(source)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.batch import rows
-from camscope.batch.intake import expect_reducible, taken_in
+from camscope.batch.intake import Way, expect_reducible, taken_in
 from camscope.batch.manifest import Manifest
 from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
@@ -48,7 +48,8 @@ class Worker:
     """Explainers of one model, the questions for images whose row asks none, and what goes along.
 
     `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
-    `pictures`: how overlays are drawn, if they are.
+    `pictures`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_pixels`: scans are drawn on
+    although text may be part of their picture.
     """
 
     tools: Sequence[Explainer]
@@ -57,6 +58,8 @@ class Worker:
     batch_size: int = 16
     reduced: bool = False
     pictures: Pictures | None = None
+    window: Any = None
+    allow_pixels: bool = False
 
     def __post_init__(self) -> None:
         expect_alike(self.tools)
@@ -67,7 +70,9 @@ class Worker:
 
     def read(self, source: Any) -> Item:
         """A file's bytes, or an image of a dataset, as the model takes it, in memory; with a picture only if it is drawn on."""
-        return taken_in(source, self.tools[0], reduced=self.reduced, drawn=self.pictures is not None)
+        drawn, nameless = self.pictures is not None, self.manifest.images is None
+        way = Way(self.reduced, drawn, self.window, self.allow_pixels, nameless)
+        return taken_in(source, self.tools[0], way)
 
     def asked(self, one: Loaded) -> Sequence[Question]:
         """The row's own target, or the run's."""

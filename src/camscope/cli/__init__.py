@@ -13,6 +13,7 @@ from camscope.cli import (
     explain,
     export,
     features,
+    inspect_images,
     layers,
     measure,
     methods,
@@ -32,8 +33,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: camscope demo",
 )
-for module in (demo, explain, compare, batch, show, export, measure, choose, benchmark, layers, features, methods):
-    name = module.__name__.rpartition(".")[2]
+for module in (
+    demo,
+    explain,
+    compare,
+    inspect_images,
+    batch,
+    show,
+    export,
+    measure,
+    choose,
+    benchmark,
+    layers,
+    features,
+    methods,
+):
+    name = module.__name__.rpartition(".")[2].replace("_", "-")
     app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.run)
 
 

@@ -26,7 +26,9 @@ class Look:
     contour: tuple[float, ...] | None = None
     boxes: float | None = None
 
-    def of(self, explanation: "Explanation", height: int, scale: "Scale" = "auto") -> "Picture":
+    def of(
+        self, explanation: "Explanation", height: int, scale: "Scale" = "auto", masks: "dict[str, Any] | None" = None
+    ) -> "Picture":
         """(height,w,3): the map on its image, with a colour bar where there are colours to read."""
         return explanation.overlay(
             scale=scale,
@@ -35,6 +37,7 @@ class Look:
             contour=self.contour,
             boxes=self.boxes,
             bar=self.boxes is None,
+            mask=masks,
             height=height,
         )
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import asking, bars, base
+from camscope.cli import asking, bars, base, scans
 from camscope.cli.settings import settings
 
 if TYPE_CHECKING:
@@ -72,6 +72,12 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
     ] = None,
+    window: scans.WindowOption = None,
+    profile: scans.ProfileOption = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Columns that a run of scans writes, beside id and target.")
+    ] = None,
+    allow_pixels: scans.AllowPixelsOption = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
     set_: base.SetOption = None,
@@ -101,6 +107,10 @@ def run(
             shard=_shard(shard),
             max_failures=max_failures,
             reduced=reduced,
+            profile=scans.checked(profile),
+            keep=base.split(keep or ""),
+            window=window,
+            allow_pixels=allow_pixels,
             overlays=overlays,
             overlay_height=height,
             overwrite=overwrite,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base
+from camscope.cli import asking, bars, base, scans
 from camscope.cli.answer import Answers
 from camscope.cli.paths import RAW, Destination, ExistsError, check_there, images_of
 from camscope.cli.settings import settings
@@ -59,6 +59,21 @@ def run(
     boxes: Annotated[
         float | None, typer.Option(min=0, max=1, help="Boxes round what reaches this level instead of colour.")
     ] = None,
+    series: Annotated[bool, typer.Option("--series", help="A folder is one DICOM series: a volume.")] = False,
+    window: scans.WindowOption = None,
+    slices: Annotated[
+        int | None,
+        typer.Option(min=0, max=2, metavar="AXIS", help="A model of pictures sees a volume's slices along it."),
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="Outlines of a mask over the map; repeatable.")
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="For viewers of scans: nifti, pmap (DICOM map), sc (DICOM picture)."),
+    ] = None,
+    profile: scans.ProfileOption = None,
+    allow_pixels: scans.AllowPixelsOption = False,
     device: base.DeviceOption = "cpu",
     set_: base.SetOption = None,
     limit_top: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
@@ -70,16 +85,25 @@ def run(
     asking.expect_a_layer(methods, layers)
     asking.expect_one_map_a_method(methods, layers)
     keywords, look = settings(set_ or [], methods), asking.look(colormap, alpha, contour, boxes)
-    destination, paths = Destination.of(output, formats, overwrite), images_of(images)
+    reading = scans.Scans(series, window, allow_pixels, base.split(export or ""), profile or "research", slices)
+    destination, paths = Destination.of(output, formats, overwrite), images_of(images, series=series)
     _check_one_file(destination, len(paths), len(methods) * len(questions))
-    outcome = _Outcome(debugging=base.debugging(context))
+    outcome = _Outcome(base.debugging(context), reading)
     present = _present(paths, outcome)
     if present:
         net = base.loaded(model, weights, device)
         asked.check(net)
         tools = asking.explainers(methods, net, layers, preprocess, keywords)
         answers = Answers(
-            tools, questions, destination, look, limit_top, shared_scale=shared_scale, leave_out=method == "all"
+            tools,
+            questions,
+            destination,
+            look,
+            limit_top,
+            shared_scale=shared_scale,
+            leave_out=method == "all",
+            scans=reading,
+            masks=mask or (),
         )
         _each(answers, present, outcome)
     outcome.tell(len(paths))
@@ -90,6 +114,7 @@ class _Outcome:
     """What became of the images: why some failed, and what others would have replaced."""
 
     debugging: bool
+    scans: scans.Scans
     done: int = 0
     failures: list[str] = field(default_factory=list)
     in_the_way: list[ExistsError] = field(default_factory=list)
@@ -101,7 +126,7 @@ class _Outcome:
             return
         if self.debugging:
             traceback.print_exc()
-        why, name = base.reason(error), base.shown(path)
+        why, name = base.reason(error), self.scans.shown(path)
         self.failures.append(why if why.startswith(name) else f"{name}: {why}")
 
     def tell(self, images: int) -> None:
@@ -127,7 +152,7 @@ def _present(paths: Sequence[Path], outcome: _Outcome) -> list[tuple[int, Path]]
     present = []
     for row, path in enumerate(paths, start=1):
         try:
-            check_there(path)
+            check_there(path, outcome.scans.shown(path))
         except ImageError as error:
             outcome.note(path, error)
         else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base, mapping
+from camscope.cli import asking, bars, base, mapping, scans
 from camscope.cli.paths import check_free
 from camscope.files import write_bytes
 
@@ -81,6 +81,7 @@ def run(
         str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
     ] = "camscope-measure",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
+    scans_of: scans.ScansOption = None,
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -88,6 +89,7 @@ def run(
 
     The maps are those of a run, or are made first. Start it again, and it goes on.
     """
+    from camscope.batch import Run
     from camscope.measure import measure
 
     names = None if metric is None else base.split(metric)
@@ -99,7 +101,7 @@ def run(
         made, net, outcome = wanted.mapped(output)
         with bars.bar("measuring", 1, base.out()) as bar:
             found = measure(
-                made,
+                Run(made, scans_of),
                 output,
                 masks,
                 names,

@@ -12,15 +12,22 @@ import typer
 from camscope.errors import ImageError, OutputError
 from camscope.files import slug
 from camscope.images import listing
+from camscope.images.sources import selected
 
-PICTURES, RAW = ("png", "jpg", "jpeg", "webp"), ("npz", "json")
+PICTURES, RAW = ("png", "jpg", "jpeg", "webp"), ("npz", "json", "gif")
 FORMATS = (*PICTURES, *RAW)
 
 
-def images_of(given: Sequence[str]) -> list[Path]:
-    """The files that are meant, each once: files as named, the images of a folder, those that a pattern matches."""
+def images_of(given: Sequence[str], *, series: bool = False) -> list[Path]:
+    """The files that are meant, each once: files as named, the images of a folder, those that a pattern matches.
+
+    `series`: a folder is one image, a volume.
+    """
     found: dict[Path, None] = {}
     for one in given:
+        if series and Path(one).is_dir():
+            found[Path(one)] = None
+            continue
         meant = sorted(map(Path, listing.images_of(one, deep=False)))
         if not meant:
             where = "in the folder" if Path(one).is_dir() else "for the pattern"
@@ -29,8 +36,10 @@ def images_of(given: Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def stem_of(row: int, image: Path) -> str:
-    """`0003-1f0a92bc-cat`: row number, hash of the file's content, slug of its name."""
+def stem_of(row: int, image: Path, name: str | None = None) -> str:
+    """`0003-1f0a92bc-cat`: row number, hash of the file's content, slug of its name; of a scan `0003-scan-1f0a92bc`."""
+    if name is not None:
+        return f"{row:04d}-{slug(name)}"
     if image.is_file():
         with image.open("rb") as file:
             mark = hashlib.file_digest(file, "sha256").hexdigest()
@@ -80,9 +89,13 @@ class Destination:
             raise typer.BadParameter(f"{came}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
         return cls(path, chosen, overwrite)
 
-    def files(self, row: int, image: Path, maps: Sequence[str]) -> Files:
-        """The files of one image, none of which is in the way; `maps`: a name for each of its maps."""
-        stem = self.file.with_suffix("") if self.file else self.folder / stem_of(row, image)
+    def stem(self, row: int, image: Path, shown: str | None = None) -> Path:
+        """What the names of an image's files begin with. `shown`: what it is called, where its own name is not written."""
+        return self.file.with_suffix("") if self.file else self.folder / stem_of(row, image, shown)
+
+    def files(self, row: int, image: Path, maps: Sequence[str], shown: str | None = None) -> Files:
+        """The files of one image, none of which is in the way; `maps`: a name for each of its maps; `shown`: see `stem`."""
+        stem = self.stem(row, image, shown)
         name = self.file.suffix if self.file else None
         pictures = tuple(_with(stem, name or f".{kind}") for kind in self.formats if kind in PICTURES)
         tails = [""] if len(maps) == 1 else [f"-{one}" for one in maps]
@@ -109,10 +122,10 @@ def check_free(path: Path, overwrite: bool, image: Path | None = None) -> None:
         raise ExistsError(path)
 
 
-def check_there(image: Path) -> None:
-    """Raise ImageError if there is no such file, before anything slow begins."""
-    if not image.exists():
-        raise ImageError(f"{image}: there is no such file")
+def check_there(image: Path, shown: str | None = None) -> None:
+    """Raise ImageError if there is no such file, before anything slow begins; `shown`: how the error calls it."""
+    if not selected(image)[0].exists():
+        raise ImageError(f"{image if shown is None else shown}: there is no such file")
 
 
 def picture_file(output: str | None, folder: str, image: Path, tail: str, overwrite: bool) -> Path:

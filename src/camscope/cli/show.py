@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import bars, base
+from camscope.cli import bars, base, scans
 from camscope.cli.paths import check_free
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
@@ -21,6 +21,7 @@ def run(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
     ] = "page.html",
+    source: scans.ScansOption = None,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """A contact sheet of a run: one page of HTML that needs nothing else. The columns of a row are those of the run."""
@@ -32,7 +33,7 @@ def run(
     from camscope.batch.page import sheet
     from camscope.files import write_bytes
 
-    found, query = Run(folder), Query(where, sort, limit)
+    found, query = Run(folder, source), Query(where, sort, limit)
     matching = query.matching(found.dataset)
     if not matching:
         base.complain(f"no row of {len(found):,} matches: {where}")

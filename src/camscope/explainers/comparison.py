@@ -74,35 +74,45 @@ class Comparison:
         colormap: str = AUTO,
         crop: bool = True,
         columns: int | None = None,
-        height: int = 256,
+        height: int | None = None,
     ) -> Pixels:
         """(H,W,3) uint8: for each row the image, then its maps; keywords as `Explanation.overlay`, of every rank.
 
         `scale="shared"`: the maps of one method and layer have one scale over the classes, so that they can be compared;
         between methods and layers the numbers cannot. `crop`: leave out what the model was not shown, instead of
-        marking it. `columns`: pictures side by side; `height`: rows of a picture.
+        marking it. `columns`: pictures side by side; `height`: rows of a picture, 256, and 384 of a volume's planes.
         """
         if colormap == AUTO:  # one for all, as the legend is
             signed = any(one.colormap == render.DIVERGING for one in self.explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(self.explanations, colormap) if scale == "shared" else [scale] * len(self.explanations)
         part = _part_shown(self.explanations) if crop else None
+        solid = self.explanations[0].heat.ndim == 3
+        height = height or (384 if solid else 256)
+        rows = height if solid else None  # planes are drawn for the rows that they have
         pictures = [
-            one.overlay(scale=own, alpha=alpha, colormap=colormap)[part or ...]
+            one.overlay(scale=own, alpha=alpha, colormap=colormap, height=rows)[part or ...]
             for one, own in zip(self.explanations, scales, strict=True)
         ]
         title = f"{self.title} · as far as the model saw it" if part else self.title
         legend = _legend(scale, colormap)
         return render.sheet(
-            self._cells(pictures, part), title=title, legend=legend, colormap=colormap, columns=columns, height=height
+            self._cells(pictures, part, rows),
+            title=title,
+            legend=legend,
+            colormap=colormap,
+            columns=columns,
+            height=height,
         )
 
-    def _cells(self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None) -> list[list[render.Cell | None]]:
+    def _cells(
+        self, pictures: Sequence[Pixels], part: tuple[slice, slice] | None, rows: int | None = None
+    ) -> list[list[render.Cell | None]]:
         """Row by row the image, then a picture of each explanation, with its own answer where that is not the row's."""
         first, drawn = self.explanations[0], {}
         photo = first.image if first.image is not None else first.seen
         if photo is not None and first.heat.ndim != 2:  # a signal or a volume, as a picture
-            photo = first.overlay(alpha=0)
+            photo = first.overlay(alpha=0, height=rows)
         for picture, one, entry in zip(pictures, self.explanations, self.entries, strict=True):
             own = one.answer if one.label != self._asked(entry.question).label else None
             caption = " · ".join(filter(None, (self.columns[entry.column], own)))

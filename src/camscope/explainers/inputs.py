@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError, PreprocessError
@@ -13,7 +15,13 @@ from camscope.explanation import Pixels
 from camscope.geometry import Placement
 from camscope.structure import mapped
 
-Preprocessing = Callable[[Pixels], tuple[Tensor, Placement | None]]
+if TYPE_CHECKING:
+    from camscope.images.scan import Scan
+
+Preprocessing = Callable[[Any], Any]  # of pixels, a scan or a path: the input, and where it lies
+
+
+UNSEEN = "the picture is not shown: text may be part of it, as a name; allow it with allow_pixels"
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,9 @@ class Item:
     name: str
     image: Pixels | None
     seen: Pixels | None
+    world: NDArray[np.float64] | None = None  # (4,4) of a scan, from its voxels to millimetres
+    steps: tuple[str, ...] = ()  # what was done to a scan's stored numbers
+    flags: tuple[str, ...] = ()  # what is odd about it
 
 
 @dataclass(frozen=True)
@@ -49,16 +60,52 @@ ALONE = Companions()
 def read_item(
     source: Any, preprocess: Preprocessing | None, model: nn.Module, home: tuple[torch.device, torch.dtype]
 ) -> Item:
-    """An image brought to the model's device and type by its preprocessing, or a float tensor as it is."""
+    """An image brought to the model's device and type by its preprocessing, or a float tensor, or what was read, as it is."""
+    from camscope.images.metatensor import MonaiTransforms, of_monai, place_of, plain
+
+    if isinstance(source, Item):
+        return source
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         signal = source.ndim == 2 and next(_convolutions(model), None) is None
         x = _single(source, 1 if signal else spatial_rank(model))
+        if of_monai(x):
+            place, world = place_of(x)
+            return Item(plain(x), place, "tensor", None, picture_of(plain(x), None), world)
         return Item(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, picture_of(x, preprocess))
     from camscope.images.photo import read_photo
+    from camscope.images.private import scan_name
+    from camscope.images.scan import Scan
+    from camscope.images.scan_preprocess import ScanPreprocess
+    from camscope.images.scans import is_scan, read_scan
 
+    if isinstance(preprocess, MonaiTransforms) and isinstance(source, str | Path):
+        x, place, world = preprocess(source)
+        return Item(x.to(*home), place, scan_name(source), None, picture_of(x, None), world)
+    if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
+        return item_of(read_scan(source), preprocess, home)
     photo = read_photo(source)
     x, placement = known(preprocess, photo.name)(photo.pixels)
     return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess))
+
+
+def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype]) -> Item:
+    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures."""
+    from camscope.images.scan_pixels import grey, pixels_of
+    from camscope.images.scan_preprocess import ScanPreprocess
+
+    way = known(preprocess, scan.name)
+    placement: Placement | None
+    image: Pixels | None
+    if isinstance(way, ScanPreprocess):
+        x, placement = way(scan)
+        image, steps = grey(scan, way.window), (*scan.steps, *way.steps)
+    else:
+        image, shown = pixels_of(scan)
+        (x, placement), steps = way(image), shown.steps
+    picture, flags = picture_of(x, preprocess), scan.flags
+    if not scan.may_be_shown:
+        image, picture, flags = None, None, (*flags, UNSEEN)
+    return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, flags)
 
 
 def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:

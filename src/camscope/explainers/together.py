@@ -79,13 +79,15 @@ def explanations(tool: Method, items: Sequence[Item], made: Run, which: int, dig
             model=digits,
             image=item.image,
             seen=item.seen,
+            world=item.world,
+            steps=item.steps,
         )
         for i, item in enumerate(items)
     ]
 
 
 def _notes(tool: Method, found: tuple[str, ...], item: Item, known: Survey) -> tuple[str, ...]:
-    notes = list(found)
+    notes = [*found, *item.flags]
     if known.model is not tool.model:
         notes.append(f"the eager model inside {type(tool.model).__name__} was explained")
     elif known.compiled:

@@ -2,9 +2,11 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterator
 
-IMAGES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+PICTURES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+MEDICAL = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def images_of(given: str, *, deep: bool) -> Iterator[str]:
@@ -32,7 +34,7 @@ def _below(folder: str, deep: bool) -> Iterator[str]:
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGES) and not name.startswith(".")
+    return name.lower().endswith((*PICTURES, *MEDICAL)) and not name.startswith(".")
 
 
 def _is_meant(path: str) -> bool:
@@ -44,3 +46,8 @@ def _of_a_run(folder: str) -> bool:
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
+
+
+def is_medical(name: str) -> bool:
+    """Whether a name is that of a medical image, or of a part of one, as `scan.dcm#3`."""
+    return re.sub(r"#\d+$", "", name).lower().endswith(MEDICAL)

@@ -2,10 +2,8 @@
 
 import io
 import stat
-import threading
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import ImageError
+from camscope.images.silence import silent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,7 +52,7 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
         return Photo(_of_bytes(source, max_pixels), "bytes")
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the PIL image")
-        with _told(name), _quiet():
+        with _told(name), silent():
             return Photo(_decoded(source, name, max_pixels), Path(name).name)
     if isinstance(source, Tensor):
         return Photo(_from_tensor(source, max_pixels), "tensor")
@@ -65,7 +64,7 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
 def _read(path: Path, max_pixels: int) -> Pixels:
     from PIL import Image
 
-    with _told(str(path)), _quiet():
+    with _told(str(path)), silent():
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ImageError(f"{path}: it is {'a folder' if path.is_dir() else 'not a regular file'}")
@@ -99,7 +98,7 @@ def remarks(data: bytes, name: str) -> tuple[str, ...]:
     """What is odd about the bytes of a file that can be read: a suffix of another format, frames that were not read."""
     from PIL import Image
 
-    with _told(name), _quiet(), Image.open(io.BytesIO(data)) as image:
+    with _told(name), silent(), Image.open(io.BytesIO(data)) as image:
         suffix, found = Path(name).suffix.lower(), "JPEG" if image.format == "MPO" else str(image.format)
         named = Image.registered_extensions().get(suffix, found)
         odd = [f"the file is called {suffix} and is a {found}"] if named not in (found, image.format) else []
@@ -114,7 +113,7 @@ def remarks(data: bytes, name: str) -> tuple[str, ...]:
 def _opened(data: bytes) -> "Iterator[Image]":
     from PIL import Image
 
-    with _told("the file"), _quiet():
+    with _told("the file"), silent():
         if not data:
             raise ImageError("the file is empty")
         with Image.open(io.BytesIO(data)) as image:
@@ -209,26 +208,3 @@ def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
         raise ImageError(f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; see max_pixels=")
     if not width * height:
         raise ImageError(f"{name}: an image of {width} x {height} pixels")
-
-
-_quiet_lock = threading.Lock()
-_quiet_users = 0
-_quiet_state = ExitStack()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Pillow's own warnings off: what it warns of is an error here, or harmless. One filter for all threads inside."""
-    global _quiet_users
-    with _quiet_lock:
-        if not _quiet_users:
-            _quiet_state.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-        _quiet_users += 1
-    try:
-        yield
-    finally:
-        with _quiet_lock:
-            _quiet_users -= 1
-            if not _quiet_users:
-                _quiet_state.close()

@@ -12,7 +12,9 @@ from torch import Tensor
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
 from camscope.images.configs import huggingface_fields, timm_fields, torchvision_fields
+from camscope.images.metatensor import MonaiTransforms, of_monai
 from camscope.images.probe import Probed
+from camscope.images.scan_preprocess import ScanPreprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -177,15 +179,18 @@ class Preprocess:
 PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, **IMAGENET}}
 
 
-def as_preprocess(value: object) -> Callable[[Pixels], tuple[Tensor, Placement | None]]:
+def as_preprocess(value: object) -> Callable[[Any], Any]:
     """Whatever says how a photograph enters a model, as one call: pixels (H,W,3) uint8 -> (tensor (C,H,W), placement).
 
-    `value`: a Preprocess, the name of a preset, torchvision's `weights.transforms()`, a timm model or configuration,
-    a Hugging Face image processor or its configuration, or any callable that takes a PIL image and returns a float
-    tensor (C,H,W) or (1,C,H,W). Such a callable's placement is measured; it is None where it is random or not affine.
+    `value`: a Preprocess, a ScanPreprocess, which takes scans, MONAI's transforms, which take paths, the name of a preset,
+    torchvision's `weights.transforms()`, a timm model or configuration, a Hugging Face image processor or its configuration,
+    or any callable that takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W). Such a callable's placement is
+    measured; it is None where it is random or not affine.
     """
-    if isinstance(value, Preprocess | Probed):
+    if isinstance(value, Preprocess | Probed | ScanPreprocess | MonaiTransforms):
         return value
+    if of_monai(value) and callable(value):
+        return MonaiTransforms(value)
     if isinstance(value, str):
         return Preprocess.preset(value)
     if isinstance(value, Mapping):

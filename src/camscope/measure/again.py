@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.batch import Run
 from camscope.batch.collection import expect_unchanged
-from camscope.batch.intake import taken_in
+from camscope.batch.intake import Way, taken_in
 from camscope.batch.rows import digest_of
 from camscope.batch.worker import question_of
 from camscope.cards import card_of, digest
@@ -67,7 +67,8 @@ class Again:
         except ImageError as error:
             raise UndefinedError(str(error)) from error
         expect_unchanged(row, source)
-        item = taken_in(source, self.reader, reduced=self.run.facts["made_with"]["reduced"])
+        made = self.run.facts["made_with"]
+        item = taken_in(source, self.reader, Way(reduced=made["reduced"], window=made.get("window")))
         size, place = tuple(item.x.shape[1:]), item.placement
         there = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
         same = (there is None) == (place is None) and (

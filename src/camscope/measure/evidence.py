@@ -14,6 +14,7 @@ from camscope.batch.rows import digest_of
 from camscope.errors import ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
 from camscope.images.photo import read_photo
+from camscope.images.scans import is_scan, read_scan
 
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
@@ -158,14 +159,14 @@ def stem(path: str) -> str:
 
 
 def picture(file: str, size: Size) -> Mask:
-    """(H,W): the pixels of a mask's file that are not black; it has the image's own size."""
+    """(H,W), (D,H,W): the pixels of a mask's file that are not black, or 0; it has the image's own size."""
     try:
-        pixels = read_photo(file).pixels
+        known = read_scan(file).values != 0 if is_scan(file) else read_photo(file).pixels.any(2)
     except ImageError as error:
         raise InputError(f"the mask {error}") from error
-    if pixels.shape[:2] != tuple(size):
-        raise InputError(f"{file} is {pixels.shape[:2]} and its image {tuple(size)}; expected the same size")
-    return np.asarray(pixels.any(2))
+    if known.shape != tuple(size):
+        raise InputError(f"{file} is {known.shape} and its image {tuple(size)}; expected the same size")
+    return np.asarray(known)
 
 
 def of_boxes(boxes: npt.NDArray[np.float64], size: Size) -> Mask:

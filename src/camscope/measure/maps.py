@@ -1,6 +1,7 @@
 """The arrays that metrics judge: a map and its mask on what the model was shown, and maps that know nothing. Any axes."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from camscope.explainers.controls import centre_gaussian, edges
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.images.photo import read_photo
+from camscope.images.scan_pixels import grey
+from camscope.images.scans import is_scan, read_scan
 
 Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
@@ -58,4 +61,7 @@ def picture(source: Any) -> Tensor:
     """(C,*S): what an image shows; of what already is a model's input that."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return source.detach()
+    if isinstance(source, Path) or is_scan(source):
+        values = torch.from_numpy(grey(read_scan(source)))
+        return values.movedim(-1, 0) if values.shape[-1] == 3 else values[None]
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(read_photo(source).pixels, -1, 0)))

@@ -38,9 +38,14 @@ class Measuring:
             return None, "the size of the image is unknown, for the preprocessing has no known geometry"
         size = tuple(row["image_size"])
         try:
-            mask = self.evidence.mask(row, size)
+            mask = self.evidence.mask(self.run.named(row), size)
         except UndefinedError as error:
             return None, str(error)
+        except InputError:
+            if not self.run.private:
+                raise
+            why = "its mask cannot be read, or is of another size than its image"  # its file may bear a patient's name
+            raise InputError(f"{row['path']}: {why}") from None
         if mask.shape != size:
             raise InputError(f"{row['path']}: the mask is {mask.shape} and its image {size}; expected the same size")
         return mask, ""

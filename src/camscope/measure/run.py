@@ -168,7 +168,10 @@ def evidence_for(
     """What `masks` means for a run."""
     if masks is None or isinstance(masks, Evidence):
         return masks
-    return evidence_of(os.fspath(masks), run.dataset.schema.names, Path(run.facts["root"]["folder"]), categories)
+    origin = run.origin
+    names = run.dataset.schema.names if origin is None else origin.table.column_names
+    root = Path(run.facts["root"]["folder"]) if origin is None else origin.root or Path.cwd()
+    return evidence_of(os.fspath(masks), names, root, categories)
 
 
 def _trials(
@@ -192,7 +195,8 @@ def _trials(
 def _facts(
     plain: Measuring, metrics: Sequence[Metric], trials: Trials | None, masks: Any, categories: Sequence[str]
 ) -> Mapping[str, Any]:
-    source = str(masks) if isinstance(masks, str | os.PathLike) else type(masks).__name__
+    named = isinstance(masks, str | os.PathLike) and not plain.run.private
+    source = str(masks) if named else type(plain.evidence).__name__
     made = {
         "run": plain.run.facts["made_with"],
         "metrics": [one.name for one in metrics],

@@ -19,8 +19,12 @@ def chosen_frames(values: NDArray[np.floating], most: int = MOST) -> list[int]:
     >>> chosen_frames(np.zeros((3, 1, 1))), len(chosen_frames(np.zeros((100, 1, 1))))
     ([0, 1, 2], 12)
     """
-    frames = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
-    peak = int(values.reshape(len(values), -1).max(1).argmax())
+    return evenly(len(values), most, int(values.reshape(len(values), -1).max(1).argmax()))
+
+
+def evenly(length: int, most: int, peak: int) -> list[int]:
+    """Of so many frames at most `most`, evenly spread, one of them put where the peak is."""
+    frames = np.unique(np.linspace(0, length - 1, min(most, length)).round().astype(int))
     frames[np.abs(frames - peak).argmin()] = peak
     return [int(frame) for frame in frames]
 

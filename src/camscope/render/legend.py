@@ -92,7 +92,7 @@ def legend(entries: Sequence[Entry], size: int = 16, *, heading: str = "") -> Pi
     """(h,w,3): one entry below the other, its swatch at the left. `size`: pixels of a letter; long lines are cut."""
     if not entries:
         raise InputError("a legend without entries")
-    blocks = [text_tile(_cut(heading), round(0.85 * size))] if heading else []
+    blocks = [text_tile(cut(heading), round(0.85 * size))] if heading else []
     blocks += [_block(entry, size) for entry in entries]
     width = max(block.shape[1] for block in blocks)
     out = np.full((sum(len(block) for block in blocks) + size // 2, width + size // 2, 3), PAPER, np.uint8)
@@ -104,7 +104,7 @@ def legend(entries: Sequence[Entry], size: int = 16, *, heading: str = "") -> Pi
 
 
 def _block(entry: Entry, size: int) -> Picture:
-    tiles = [text_tile(_cut(entry.title), size)] + [text_tile(_cut(line), round(0.85 * size)) for line in entry.lines]
+    tiles = [text_tile(cut(entry.title), size)] + [text_tile(cut(line), round(0.85 * size)) for line in entry.lines]
     left, gap = 2 * size, size // 2
     tall = sum(len(tile) for tile in tiles)
     out = np.full((tall + gap, left + max(tile.shape[1] for tile in tiles), 3), PAPER, np.uint8)
@@ -117,5 +117,6 @@ def _block(entry: Entry, size: int) -> Picture:
     return out
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """The text in as many letters as a line has."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + ELLIPSIS

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError, NonFiniteError
 from camscope.render.colour import DIVERGING, colourise
-from camscope.render.picture import PAPER, Colour, Picture, checked_picture, fitted
+from camscope.render.picture import INK, PAPER, Colour, Picture, checked_picture, fitted
 from camscope.render.text import text_tile
 
 AMBER: Colour = (255, 191, 0)
@@ -15,11 +15,21 @@ FRAME: Colour = (150, 150, 150)
 CAPTION_LINES = 3
 
 
-def colour_bar(height: int, lo: float, hi: float, colormap: str = "inferno", *, width: int | None = None) -> Picture:
+def colour_bar(
+    height: int,
+    lo: float,
+    hi: float,
+    colormap: str = "inferno",
+    *,
+    width: int | None = None,
+    size: int | None = None,
+    ink: Colour = INK,
+    paper: Colour = PAPER,
+) -> Picture:
     """(height,w,3): the colours from `hi` down to `lo`, the raw values of the map's 1 and 0, written beside them.
 
-    The diverging map is centred on a raw 0, which is written too. `width`: pixels of the coloured part alone. A range
-    of no extent has one colour and one number. NonFiniteError or InputError for a range that is none.
+    The diverging map is centred on a raw 0, which is written too. `width`: pixels of the coloured part alone; `size`: of
+    a letter. A range of no extent has one colour and one number. NonFiniteError or InputError for a range that is none.
     """
     if not np.isfinite([lo, hi]).all():
         raise NonFiniteError(f"the range of the colour bar is {lo} to {hi}; expected finite numbers")
@@ -28,10 +38,10 @@ def colour_bar(height: int, lo: float, hi: float, colormap: str = "inferno", *, 
     values = _bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
     bar = surrounded(colourise(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME)
-    size = min(22, max(9, height // 16))
+    size = min(22, max(9, height // 16)) if size is None else size
     numbers = {hi: 0, lo: height} | ({0.0: height * hi / (hi - lo)} if colormap == DIVERGING and lo < 0 < hi else {})
-    tiles = {row: text_tile(_written(number, lo, hi), size) for number, row in numbers.items()}
-    labels = np.full((height, max(tile.shape[1] for tile in tiles.values()), 3), PAPER, np.uint8)
+    tiles = {row: text_tile(written(number, lo, hi), size, ink=ink, paper=paper) for number, row in numbers.items()}
+    labels = np.full((height, max(tile.shape[1] for tile in tiles.values()), 3), paper, np.uint8)
     for row, tile in tiles.items():
         top = int(np.clip(row - tile.shape[0] / 2, 0, max(0, height - tile.shape[0])))
         labels[top : top + tile.shape[0], : tile.shape[1]] = tile[: height - top]
@@ -112,9 +122,11 @@ def _centred(image: Picture, height: int, width: int) -> Picture:
     return padded(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
 
-def padded(image: Picture, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> Picture:
+def padded(
+    image: Picture, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0, *, paper: Colour = PAPER
+) -> Picture:
     """(H,W,3) -> larger by so many rows and columns of paper."""
-    out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), PAPER, np.uint8)
+    out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), paper, np.uint8)
     out[top : top + image.shape[0], left : left + image.shape[1]] = image
     return out
 
@@ -134,7 +146,7 @@ def _bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.fl
     return np.linspace(1, 0, rows) if hi > lo else np.full(rows, float(hi > 0))
 
 
-def _written(number: float, lo: float, hi: float) -> str:
+def written(number: float, lo: float, hi: float) -> str:
     """The number in the fewest digits, three at least, that tell the two ends apart."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")

@@ -14,6 +14,9 @@ Colour: TypeAlias = tuple[int, int, int]
 
 INK: Colour = (34, 34, 34)
 PAPER: Colour = (255, 255, 255)
+# Of medical pictures: eyes that look for faint greys must not be dazzled by paper.
+DARK_PAPER: Colour = (18, 18, 20)
+LIGHT_INK: Colour = (214, 214, 214)
 
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".jpeg": ("JPEG", {"quality": 95, "subsampling": 0}),

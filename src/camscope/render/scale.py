@@ -19,15 +19,22 @@ def shown(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, t
     "max" divides by the maximum and clips to 0..1; "robust" by what 99.5 % of the values do not exceed in size;
     "symmetric" by the largest size; (lo, hi) maps that range to 0..1. The diverging map is centred on zero in each.
     """
+    low, high = shown_ends(values, scale, colormap)
+    return between(values, low, high, colormap), (low, high)
+
+
+def shown_ends(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
+    """The raw values at the ends of a colour bar, as `shown` says: of a volume once, then `between` slice by slice."""
     scale, signed = scale or "max", colormap == DIVERGING
-    if signed and scale == "max":
-        scale = "symmetric"
-    low, high = ends(values, scale)
-    if signed:
-        return divided(values.clip(low, high), max(-low, high)), (low, high)
-    if scale in ("robust", "symmetric"):
-        low = 0.0
-    return divided(values.clip(low, high) - low, high - low), (low, high)
+    low, high = ends(values, "symmetric" if signed and scale == "max" else scale)
+    return (0.0, high) if not signed and scale in ("robust", "symmetric") else (low, high)
+
+
+def between(values: Floats, low: float, high: float, colormap: str) -> Floats:
+    """What a colour map is given of raw values whose bar reaches from `low` to `high`."""
+    if colormap == DIVERGING:
+        return divided(values.clip(low, high), max(-low, high))
+    return divided(values.clip(low, high) - low, high - low)
 
 
 def scaled(values: Floats, scale: Scale) -> Floats:

@@ -67,7 +67,7 @@ def draw_contours(
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
         ink = _colour(colourise(np.array([[level]]), colormap))
         for polygon in contours(values, level):
-            _draw_line(out, polygon, ink)
+            draw_line(out, polygon, ink)
     return out
 
 
@@ -79,7 +79,7 @@ def draw_boxes(
         raise InputError(f"{len(labels)} labels for {len(boxes)} boxes; expected one a box")
     out = checked_picture(image).copy()
     for box in reversed(boxes):
-        _draw_line(out, _corners(box), colour)
+        draw_line(out, _corners(box), colour)
     size = min(64, max(11, 12 * line_width(image)))
     for box, label in zip(boxes, labels or [], strict=False):
         _place(out, text_tile(label, size, ink=DARK, paper=colour), box)
@@ -92,7 +92,7 @@ def draw_marker(image: Picture, row: float, column: float, *, colour: Colour = C
     angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     radius = 4 + 4 * line_width(image)
     ring = np.stack([row + radius * np.sin(angle), column + radius * np.cos(angle)], axis=-1)
-    _draw_line(out, ring, colour)
+    draw_line(out, ring, colour)
     return out
 
 
@@ -106,12 +106,13 @@ def _corners(box: Box) -> NDArray[np.float64]:
     return np.array([(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)], dtype=np.float64)
 
 
-def _draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour) -> None:
+def draw_line(out: Picture, polygon: NDArray[np.float64], colour: Colour, *, thin: bool = False) -> None:
     """A closed line on `out` itself, over a wider one of the opposite lightness: it shows on any photograph."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL).astype(np.int32)
-    width, rim = line_width(out) + 1, max(1, line_width(out) // 2)
+    width = max(2, line_width(out)) if thin else line_width(out) + 1
+    rim = max(1, line_width(out) // 2)
     for ink, thickness in ((DARK if sum(colour) > 300 else LIGHT, width + 2 * rim), (colour, width)):
         cv2.polylines(out, [points], True, ink, thickness, cv2.LINE_AA, SUBPIXEL)
 

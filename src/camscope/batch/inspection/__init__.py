@@ -1,0 +1,7 @@
+"""What is in a set of images, before any model sees it."""
+
+from camscope.batch.inspection.codes import CODES, Finding
+from camscope.batch.inspection.report import Inspection
+from camscope.batch.inspection.run import inspect_images
+
+__all__ = ["CODES", "Finding", "Inspection", "inspect_images"]

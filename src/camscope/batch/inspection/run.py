@@ -1,0 +1,110 @@
+"""inspect_images: each image of a set read once, by threads, and what is then to be said of the set."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from camscope.batch.inspection.checks import findings
+from camscope.batch.inspection.codes import ORDER
+from camscope.batch.inspection.columns import USUAL, Inspected, meant
+from camscope.batch.inspection.facts import Facts, collected
+from camscope.batch.inspection.mixtures import mixtures, ranges
+from camscope.batch.inspection.prevalence import given_away, prevalences
+from camscope.batch.inspection.reading import Reader
+from camscope.batch.inspection.report import Inspection
+from camscope.batch.manifest import Manifest, arrow
+from camscope.batch.private import has_scans, privately
+from camscope.batch.sources import manifest_of
+from camscope.batch.threads import in_order
+from camscope.errors import InputError
+from camscope.images.private import local_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECE = 4096  # rows that are Python objects at once
+SCANS = ("DICOM", "DICOM series", "NIfTI", "NRRD", "MetaImage")
+Told = Callable[[int, int], None]
+
+
+def inspect_images(
+    source: Any,
+    *,
+    root: str | Path | None = None,
+    patient: str | None = None,
+    split: str | None = None,
+    target: str | None = None,
+    mask: str | None = None,
+    by: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    profile: Literal["research", "clinical"] | None = None,
+    keep: Sequence[str] = (),
+    threads: int | None = None,
+    told: Told | None = None,
+) -> Inspection:
+    """What is in a set of images, before any model sees it; no image is held longer than it is read.
+
+    `source`, `root`: see `manifest_of`; photographs, medical images, and both. `patient`, `split`, `target`, `mask`: columns;
+    default: patient or patient_id, split, target, mask or mask_path, where there are such. `by`: columns, or facts such as
+    modality, by whose values targets are counted. `classes`: all targets that there may be.
+
+    `profile`: "research" shows no file's name, and of the manifest's columns the target, those counted by, and those to
+    `keep`; it is that of every set with a medical image. "clinical" shows all. `told`: called with how many images are
+    done, of how many.
+    """
+    if profile not in (None, "research", "clinical"):
+        raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
+    manifest = manifest_of(source, root, strict=False)
+    columns = meant(manifest, {"patient": patient, "split": split, "target": target, "mask": mask})
+    if unknown := [name for name in keep if name not in manifest.table.column_names]:
+        raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.table.column_names)}")
+    key = hashlib.sha256(local_key()).digest()
+    reader = Reader(manifest, columns["mask"], key)
+    read = in_order(reader, _rows(manifest, columns["mask"]), threads or os.cpu_count() or 1)
+    seen = Inspected(manifest, collected(_counted(read, len(manifest), told)), columns)
+    private = profile == "research" or (profile is None and (has_scans(manifest) or _read_scans(seen)))
+    counted = prevalences(seen, by)
+    made = [*findings(seen, classes, private=private), *given_away(seen, counted)]
+    allowed = [name for name in (columns["target"], *by, *keep, split) if name in manifest.table.column_names]
+    return Inspection(
+        _shown(manifest, private, allowed),
+        seen.facts,
+        tuple(sorted(made, key=lambda one: ORDER[one.code])),
+        mixtures(seen),
+        ranges(seen),
+        tuple(counted),
+        tuple(meaning for meaning in USUAL if columns[meaning] is None),
+        "research" if private else profile or "all",
+    )
+
+
+def _rows(manifest: Manifest, mask: str | None) -> Iterator[Mapping[str, Any]]:
+    """What a reader needs of each row, and no more: of a million rows a few are Python objects at a time."""
+    needed = manifest.table.select([name for name in ("row", "path", mask) if name is not None])
+    for start in range(0, len(manifest), PIECE):
+        yield from needed.slice(start, PIECE).to_pylist()
+
+
+def _counted(facts: Iterator[Facts], total: int, told: Told | None) -> Iterator[Facts]:
+    for done, one in enumerate(facts, start=1):
+        if told is not None:
+            told(done, total)
+        yield one
+
+
+def _read_scans(seen: Inspected) -> bool:
+    """Whether anything turned out to be a medical image, whatever its name."""
+    return not {*SCANS}.isdisjoint(seen.coded("format").values)
+
+
+def _shown(manifest: Manifest, private: bool, allowed: Sequence[str | None]) -> "pa.Table":
+    """row, id, path and other columns, as the profile has them."""
+    if not private:
+        return manifest.table
+    kept = [name for name in dict.fromkeys(allowed) if name is not None and name not in ("row", "id", "path")]
+    hidden = privately(manifest).table.select(["row", "id", "path"])
+    for name in kept:
+        hidden = hidden.append_column(name, manifest.table[name])
+    return arrow().table(hidden)

@@ -1,0 +1,123 @@
+"""Scans on the command line: what is meant, what it is called where others may see it, and what viewers open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camscope.cli import base
+from camscope.errors import ImageError
+from camscope.images.listing import is_medical
+
+if TYPE_CHECKING:
+    from camscope.batch.run import Profile
+    from camscope.explanation import Explanation
+
+TAILS = {"nifti": ".nii.gz", "pmap": "-pmap.dcm", "sc": "-sc.dcm"}
+MASKED = "mask"
+
+WindowOption = Annotated[
+    str | None,
+    typer.Option("--window", metavar="CENTRE,WIDTH", help="Of scans, what is black and white: 40,400 (soft tissue)."),
+]
+AllowPixelsOption = Annotated[
+    bool, typer.Option("--allow-pixels", help="Draw on scans although text, as a name, may be part of their picture.")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="research (default for scans): no name of a file or a patient; or clinical."),
+]
+ScansOption = Annotated[
+    str | None,
+    typer.Option("--scans", metavar="SOURCE", help="What a run of scans was made of, which it does not say itself."),
+]
+
+
+@dataclass(frozen=True)
+class Scans:
+    """How scans are read and written. `series`: a folder is one; `axis`: volumes are asked about slice by slice along it."""
+
+    series: bool = False
+    window: str | None = None
+    allow_pixels: bool = False
+    exports: Sequence[str] = ()
+    profile: str = "research"
+    axis: int | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [one for one in self.exports if one not in TAILS]:
+            raise typer.BadParameter(f"{unknown[0]!r}; expected {', '.join(TAILS)}", param_hint="'--export'")
+        checked(self.profile)
+        if self.profile != "clinical" and {"pmap", "sc"} & set(self.exports):
+            raise typer.BadParameter(
+                "DICOM objects carry the patient's name and study, as an archive needs them: pass --profile clinical",
+                param_hint="'--export'",
+            )
+
+    def meant(self, path: Path) -> bool:
+        """Whether a path is read as a scan."""
+        from camscope.images.scans import is_scan
+
+        return (self.series and path.is_dir()) or is_medical(path.name) or is_scan(path)
+
+    def read(self, path: Path) -> Any:
+        """A scan, through the window; of a photograph its path."""
+        if not self.meant(path):
+            if self.window is not None:
+                raise ImageError(f"{path} is no scan: --window is for DICOM, NIfTI and their kin")
+            return path
+        from camscope.images.scans import read_scan
+
+        scan = read_scan(path, window=self.window)
+        return replace(scan, burned_in=False) if self.allow_pixels else scan
+
+    def private(self, path: Path) -> bool:
+        """Whether a path may be shown nowhere."""
+        return self.profile != "clinical" and self.meant(path)
+
+    def shown(self, path: Path) -> str:
+        """A path as it may be shown: of a scan `scan-1f0a92bc`."""
+        from camscope.images.private import scan_name
+
+        return scan_name(path) if self.private(path) else base.shown(path)
+
+    def files(self, stem: Path, tails: Sequence[str]) -> list[tuple[Path, ...]]:
+        """What is exported of each map."""
+        return [tuple(stem.with_name(stem.name + tail + TAILS[kind]) for kind in self.exports) for tail in tails]
+
+    def write(self, one: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool) -> None:
+        """The exports of a map."""
+        from camscope.medical import export
+
+        for kind, path in zip(self.exports, paths, strict=True):
+            like = source if self.meant(source) else None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            export(one, path, kind, source=like, profile=self.profile, overwrite=overwrite)
+
+
+def checked(profile: str | None) -> "Profile | None":
+    """A profile's name; typer.BadParameter for another word."""
+    match profile:
+        case None | "research" | "clinical":
+            return profile
+    raise typer.BadParameter(f"{profile!r}; expected research or clinical", param_hint="'--profile'")
+
+
+def masks_of(given: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
+    """`lungs=FILE`, or FILE: masks by name, pictures or scans of the image's own size; what is not black, or 0, is inside."""
+    from camscope.images.photo import read_photo
+    from camscope.images.scans import is_scan, read_scan
+
+    found = {}
+    for one in given:
+        name, equals, file = one.rpartition("=")
+        path = Path(file)
+        values = read_scan(path).values != 0 if is_scan(path) else read_photo(path).pixels.any(2)
+        if values.shape != shape:
+            raise ImageError(
+                f"the mask {name or MASKED} is {values.shape} and the image {shape}; expected the same size"
+            )
+        found[name if equals else MASKED] = values
+    return found

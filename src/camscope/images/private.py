@@ -1,0 +1,96 @@
+"""Names and messages that hold nothing of a patient: a scan is called by a keyed hash, a decoder's own words are dropped."""
+
+import functools
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from camscope.errors import CamscopeError, ImageError
+from camscope.images.silence import silent
+
+Source = str | Path | bytes
+KEY = Path(".config", "camscope", "key")  # below the home folder
+
+
+def scan_name(source: Source | Sequence[Source]) -> str:
+    """`scan-` and 8 hex digits: HMAC-SHA256 of the absolute path under the local key; of bytes, and several, of them all.
+
+    The same on every call with the same key, so whoever has the files finds the one that a message means; whoever has
+    neither the key nor the files learns nothing from it.
+    """
+    parts = [source] if isinstance(source, str | Path | bytes) else list(source)
+    digest = hmac.new(local_key(), digestmod=hashlib.sha256)
+    for part in parts:
+        data = part if isinstance(part, bytes) else os.fsencode(os.path.abspath(part))  # noqa: PTH100 - of what is not there too
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return f"scan-{digest.hexdigest()[:8]}"
+
+
+def local_key() -> bytes:
+    """CAMSCOPE_KEY where it is set, else ~/.config/camscope/key, made on first use; else one for this process alone."""
+    if given := os.environ.get("CAMSCOPE_KEY"):
+        return os.fsencode(given)
+    try:
+        return _kept(Path.home() / KEY)
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        return _of_this_process()
+
+
+def _kept(path: Path) -> bytes:
+    if key := _read(path):
+        return key
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sibling = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with os.fdopen(os.open(sibling, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_hex(32).encode())
+        if path.exists() and not _read(path):  # empty: nobody's key
+            sibling.replace(path)
+        else:
+            path.hardlink_to(sibling)  # of several processes that do this at once, one succeeds
+    except FileExistsError:
+        pass
+    finally:
+        sibling.unlink(missing_ok=True)
+    return _read(path) or _of_this_process()
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes().strip() if path.is_file() else b""
+
+
+@functools.cache
+def _of_this_process() -> bytes:
+    return secrets.token_bytes(32)
+
+
+@contextmanager
+def told(name: str) -> Iterator[None]:
+    """Whatever a reader raises, as one error that names the scan and the kind of failure.
+
+    Its own text may quote a patient's name or a path: it is dropped, and so is the error itself. A library speaks to no
+    console or log meanwhile.
+    """
+    try:
+        with silent():
+            yield
+    except CamscopeError:
+        raise
+    except FileNotFoundError:
+        raise ImageError(f"{name}: there is no such file") from None
+    except OSError as error:
+        if not error.errno:  # a decoder's, not the system's
+            raise _damaged(name, error) from None
+        raise ImageError(f"{name}: it cannot be read: {os.strerror(error.errno)}") from None
+    except MemoryError:
+        raise ImageError(f"{name}: there is not enough memory for it") from None
+    except Exception as error:
+        raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> ImageError:
+    return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)")

@@ -1,0 +1,143 @@
+"""What is read of a DICOM header: numbers, and words from lists of known ones. Free text is never taken."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+MODALITIES = {
+    "CR",
+    "CT",
+    "DX",
+    "MR",
+    "US",
+    "PT",
+    "NM",
+    "MG",
+    "XA",
+    "RF",
+    "SC",
+    "OT",
+    "ES",
+    "GM",
+    "OP",
+    "OPT",
+    "OCT",
+    "SM",
+}
+MODALITIES |= {
+    "XC",
+    "IO",
+    "PX",
+    "IVUS",
+    "IVOCT",
+    "BMD",
+    "SEG",
+    "RTDOSE",
+    "RTIMAGE",
+    "BI",
+    "DG",
+    "EPS",
+    "LS",
+    "OPV",
+    "TG",
+}
+UNITS = {"HU", "OD", "MGML", "Z_EFF", "ED", "EDW", "HU_MOD", "PCT", "BQML", "CNTS", "GML", "SUV", "PROPCNTS", "CM2ML"}
+UNITS |= {"GY"}
+PHOTOMETRIC = {"MONOCHROME1", "MONOCHROME2", "PALETTE COLOR", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_RCT", "YBR_ICT"}
+# kinds of images that often have a name written into their pixels
+WRITTEN_INTO = {"US", "SC", "XC", "ES", "IVUS", "GM"}
+SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+
+
+def numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
+    """The finite numbers of an element; None where it is not there, is empty, or has another count of them."""
+    try:
+        value = dataset.get(keyword)
+    except Exception:  # what stands there is no number: whoever asks says what was wanted
+        return None
+    if value is None or value == "" or isinstance(value, bytes):
+        return None
+    values = [value] if isinstance(value, str | int | float) or not isinstance(value, Iterable) else list(value)
+    try:
+        found = tuple(float(one) for one in values)
+    except (TypeError, ValueError):
+        return None
+    if not found or not all(map(math.isfinite, found)) or (count is not None and len(found) != count):
+        return None
+    return found
+
+
+def number(dataset: "Dataset", keyword: str) -> float | None:
+    """The one finite number of an element, the first of several."""
+    found = numbers(dataset, keyword)
+    return found[0] if found else None
+
+
+def whole(dataset: "Dataset", keyword: str) -> int | None:
+    """The one whole number of an element."""
+    found = number(dataset, keyword)
+    return int(found) if found is not None and found == int(found) else None
+
+
+def word(dataset: "Dataset", keyword: str, known: set[str]) -> str:
+    """The element's word where it is one of those known, else ''."""
+    value = str(dataset.get(keyword, "")).strip().upper()
+    return value if value in known else ""
+
+
+def items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
+    """The items of a sequence; none where it is not there, or is none."""
+    import pydicom
+
+    value = dataset.get(keyword)
+    return list(value) if isinstance(value, pydicom.Sequence) else []
+
+
+def functional_groups(dataset: "Dataset", frames: Sequence[int]) -> "list[list[Dataset]]":
+    """Where facts of each frame stand: its own group, the one that all frames share, the header itself."""
+    own = items(dataset, "PerFrameFunctionalGroupsSequence")
+    shared = [*items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
+    return [[*own[frame : frame + 1], *shared] for frame in frames]
+
+
+def places(groups: "list[Dataset]", sequence: str) -> "Iterator[Dataset]":
+    """The items that may hold a fact: those of its macro, then the headers themselves."""
+    for group in groups:
+        yield from items(group, sequence)[:1]
+        yield group
+
+
+def first_numbers(groups: "list[Dataset]", sequence: str, keyword: str, count: int) -> tuple[float, ...] | None:
+    """Numbers of a macro, from the first place that has them."""
+    found = (numbers(place, keyword, count) for place in places(groups, sequence))
+    return next((values for values in found if values), None)
+
+
+def words_of(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
+    """Bytes of a table as 16-bit numbers, in the byte order of the file."""
+    little = dataset.original_encoding[1] is not False
+    return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
+
+
+def burned_in(dataset: "Dataset") -> bool | None:
+    """Whether text is part of the pixels; None where the file does not say and such images often have it."""
+    if said := word(dataset, "BurnedInAnnotation", {"YES", "NO"}):
+        return said == "YES"
+    kind = str(dataset.get("SOPClassUID", ""))
+    screen = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
+    suspicious = word(dataset, "Modality", WRITTEN_INTO) or kind.startswith(SECONDARY_CAPTURE) or screen
+    return None if suspicious else False
+
+
+def known_uid(value: Any) -> str:
+    """The standard's name of a UID; '' for one that it does not know, which may name a patient's files."""
+    from pydicom.uid import UID
+
+    uid = UID(str(value))
+    return uid.name if uid.name != str(uid) else ""

@@ -1,0 +1,36 @@
+"""One door to what viewers open."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from camscope.errors import InputError
+from camscope.explanation import Explanation
+from camscope.medical.nifti import to_nifti
+from camscope.medical.parametric_map import to_parametric_map
+from camscope.medical.secondary_capture import to_secondary_capture
+
+KINDS = ("nifti", "pmap", "sc")
+
+
+def export(
+    explanation: Explanation,
+    path: str | os.PathLike[str],
+    kind: str,
+    *,
+    source: Any = None,
+    profile: str = "research",
+    overwrite: bool = False,
+) -> Path:
+    """Write a map as "nifti", as "pmap", a DICOM Parametric Map, or as "sc", a DICOM Secondary Capture.
+
+    `source`: the scan that was explained; DICOM needs it, and `profile="clinical"`.
+    """
+    if kind == "nifti":
+        return to_nifti(explanation, path, like=source, overwrite=overwrite)
+    if kind not in KINDS:
+        raise InputError(f"kind={kind!r}; expected one of {', '.join(KINDS)}")
+    write = to_parametric_map if kind == "pmap" else to_secondary_capture
+    if source is None and profile == "clinical":
+        raise InputError(f'kind="{kind}" needs source=, the DICOM files that were explained')
+    return write(explanation, source, path, profile=profile, overwrite=overwrite)

@@ -1,0 +1,98 @@
+"""Plausible slips in what leaves for viewers of medical images; see `mutants`."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pydicom
+
+from camscope.errors import OutputError
+from camscope.images.scan import Scan
+from camscope.images.scans import read_scan
+from camscope.medical import (
+    clinical,
+    equipment,
+    nifti,
+    parametric_map,
+    place,
+    secondary_capture,
+    to_nifti,
+    to_parametric_map,
+    to_secondary_capture,
+)
+from mutants import Mutant
+from scans import enhanced, explained, series
+
+CT = Path(str(pydicom.__file__)).parent / "data" / "test_files" / "CT_small.dcm"
+SHEARED = np.array([[1.0, 0, 0.5, 3], [0, 2, 0, 4], [0, 0, 3, 5], [0, 0, 0, 1]])
+
+
+def voxels_come_back_in_order() -> None:
+    one = explained(Scan(np.zeros((2, 3, 4), np.float32), "scan-0", np.eye(4)))
+    with tempfile.TemporaryDirectory() as folder:
+        assert (nibabel.load(to_nifti(one, Path(folder, "map.nii"))).get_fdata() == one.heat).all()
+
+
+def a_quaternion_says_nothing_of_shear() -> None:
+    one = explained(Scan(np.zeros((2, 3, 4), np.float32), "scan-0", SHEARED))
+    with tempfile.TemporaryDirectory() as folder:
+        header = nibabel.load(to_nifti(one, Path(folder, "map.nii"))).header
+    assert (int(header["sform_code"]), int(header["qform_code"])) == (2, 0)
+
+
+def frames_lie_where_they_say() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = enhanced(Path(folder, "many.dcm"), series(Path(folder, "in")))
+        scan = read_scan(file)
+        one = explained(scan)
+        found = pydicom.dcmread(to_parametric_map(one, file, Path(folder, "map.dcm"), profile="clinical"))
+        for frame, group in zip(found.pixel_array, found.PerFrameFunctionalGroupsSequence, strict=True):
+            there = np.array(group.PlanePositionSequence[0].ImagePositionPatient, float) * [-1, -1, 1]
+            at = round((np.linalg.inv(scan.world) @ [*there, 1])[0])
+            assert (frame == one.heat[at]).all()
+        captures = to_secondary_capture(one, file, Path(folder, "captures"), profile="clinical")
+        numbers = [
+            pydicom.dcmread(file).SourceImageSequence[0].ReferencedFrameNumber for file in sorted(captures.iterdir())
+        ]
+        assert numbers == [frame + 1 for frame in scan.frames]
+
+
+def sides_are_the_patients() -> None:
+    assert place.patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
+
+
+def research_writes_no_dicom() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(OutputError):
+            to_parametric_map(explained(read_scan(CT)), CT, Path(folder, "map.dcm"))
+        assert not list(Path(folder).iterdir())
+
+
+def other_weights_are_another_device() -> None:
+    assert equipment.device_uid("0" * 16) != equipment.device_uid("1" * 16)
+
+
+OF_EXPORTS = [
+    Mutant("rows for columns", nifti, "_bytes", 'tobytes("F")', 'tobytes("C")', voxels_come_back_in_order),
+    Mutant(
+        "shear is dropped", nifti, "_set_place", 'header["qform_code"] = 0', "pass", a_quaternion_says_nothing_of_shear
+    ),
+    Mutant(
+        "frames as sorted", parametric_map, "_frames", "values[np.argsort(frames)]", "values", frames_lie_where_they_say
+    ),
+    Mutant("frames from 0", secondary_capture, "_reference", "frame + 1", "frame", frames_lie_where_they_say),
+    Mutant(
+        "left for right",
+        place,
+        "_letter",
+        "direction[axis] < 0",
+        "direction[axis] > 0",
+        sides_are_the_patients,
+    ),
+    Mutant("any profile", clinical, "expect_clinical", 'profile != "clinical"', "False", research_writes_no_dicom),
+    Mutant(
+        "one device", equipment, "device_uid", "NAMESPACE, digest", "NAMESPACE, MAKER", other_weights_are_another_device
+    ),
+]

@@ -1,0 +1,227 @@
+"""Plausible slips in what reads medical images; see `mutants`."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+
+from camscope.errors import ImageError
+from camscope.images import dicom_codecs, dicom_picture, dicom_place, dicom_values, nifti, private, series, tags, window
+from camscope.images.dicom import read_dicom
+from camscope.images.dicom_place import Plane
+from camscope.images.dicom_values import Amounts
+from camscope.images.nifti import read_nifti
+from camscope.images.series import read_series
+from mutants import Mutant
+from scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
+
+STORED = np.array([[0, 1, 2], [3, 100, 4095]], np.uint16)
+
+
+def refusal(reader: Callable[[Any], object], source: object) -> str:
+    """The message of the error; empty where there is none."""
+    try:
+        reader(source)
+    except ImageError as error:
+        return str(error)
+    return ""
+
+
+def a_ct_is_in_hounsfield_units() -> None:
+    values = read_dicom(PACKAGED / "CT_small.dcm").values
+    assert (values.min(), values.max()) == (-896, 1167)
+
+
+def a_twin_equals_its_original() -> None:
+    signed = (STORED.astype(np.int32) - 2048).astype(np.int16)
+    pairs = [(STORED, (4095 - STORED).astype(np.uint16)), (signed, (-1 - signed).astype(np.int16))]
+    for stored, mirrored in pairs:
+        twins = [dicom(stored, bits=12, RescaleSlope=2, RescaleIntercept=5)]
+        twins.append(dicom(mirrored, "MONOCHROME1", bits=12, RescaleSlope=2, RescaleIntercept=5))
+        original, twin = (read_dicom(written(one)).values for one in twins)
+        assert original.tobytes() == twin.tobytes()
+
+
+def a_slice_lies_where_it_says() -> None:
+    tags_of = {"ImagePositionPatient": [10, 20, 30], "ImageOrientationPatient": AXIAL, "PixelSpacing": [0.8, 0.5]}
+    world = read_dicom(written(dicom(STORED, **tags_of))).world
+    np.testing.assert_allclose(world @ [0, 1, 2, 1], [-11, -20.8, 30, 1])
+
+
+def slices_are_in_the_order_of_their_places() -> None:
+    volume = np.stack([STORED, STORED + 1, STORED + 2]).astype(np.int16)
+    with tempfile.TemporaryDirectory() as home:
+        scan = read_series(folder(Path(home), slices(volume, [(0, 0, 4), (0, 0, 0), (0, 0, 2)])))
+    np.testing.assert_array_equal(scan.values, volume[[1, 2, 0]])
+    np.testing.assert_allclose(scan.world @ [2, 0, 0, 1], [0, 0, 4, 1])
+
+
+def frames_are_in_the_order_of_their_places() -> None:
+    volume = np.arange(12, dtype=np.uint16).reshape(2, 2, 3)
+    scan = read_dicom(written(enhanced(volume, [(0, 0, 2), (0, 0, 1)], [(1, 0), (1, 0)])))
+    np.testing.assert_array_equal(scan.values, volume[::-1])
+
+
+def a_gap_is_flagged_and_the_rest_is_in_place() -> None:
+    volume = np.zeros((4, 2, 3), np.int16)
+    with tempfile.TemporaryDirectory() as home:
+        scan = read_series(folder(Path(home), slices(volume, [(0, 0, z) for z in (0, 9, 11, 13)])))
+    assert "a gap of 9 mm after slice 0; usual 2" in scan.flags
+    np.testing.assert_allclose(scan.world @ [2, 0, 0, 1], [0, 0, 11, 1])
+
+
+def each_frame_has_its_rescale() -> None:
+    volume = np.ones((2, 2, 3), np.uint16)
+    scan = read_dicom(written(enhanced(volume, [(0, 0, 1), (0, 0, 2)], [(2, 0), (3, 1)])))
+    assert scan.values[:, 0, 0].tolist() == [2, 4]
+
+
+def copies_are_left_out_and_others_are_not() -> None:
+    made = slices(np.zeros((2, 2, 3), np.int16), [(0, 0, 0), (0, 0, 1)])
+    with tempfile.TemporaryDirectory() as home:
+        folder(Path(home), made)
+        (Path(home) / "copy").write_bytes(written(made[0]))
+        assert read_series(home).shape == (2, 2, 3)
+        made[0].PixelData = b"\1" * 12
+        (Path(home) / "copy").write_bytes(written(made[0]))
+        assert "lie where another does" in refusal(read_series, home)
+
+
+def a_stream_that_lies_is_not_decoded() -> None:
+    data = bytearray((PACKAGED / "MR_small_jp2klossless.dcm").read_bytes())
+    at = data.find(b"\xff\x4f\xff\x51")
+    data[at + 8 : at + 12] = (32).to_bytes(4, "big")
+    assert "64 x 32 pixels; the header says 64 x 64" in refusal(read_dicom, bytes(data))
+
+
+def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
+    array = np.arange(48, dtype=np.int16).reshape(2, 3, 4, 2)
+    scan = read_nifti(nibabel.Nifti1Image(array, np.diag([2, 3, 4, 1])).to_bytes(), volume=1)
+    np.testing.assert_array_equal(scan.values, array[..., 1])
+
+
+def a_window_of_one_half_below_its_centre() -> None:
+    assert window.linear(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
+    assert abs(window.sigmoid(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
+
+
+def an_error_says_nothing_of_its_cause() -> None:
+    with pytest.raises(ImageError) as caught, private.told("scan-0"):
+        raise ValueError("Canary")
+    assert "Canary" not in str(caught.value)
+
+
+def text_that_is_not_known_is_not_taken() -> None:
+    with private.silent():
+        made = written(dicom(STORED, Modality="CANARY"))
+    assert read_dicom(made).modality == ""
+
+
+def a_name_needs_the_key() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        names = set()
+        for key in ("one", "two"):
+            patch.setenv("CAMSCOPE_KEY", key)
+            names.add(private.scan_name("a.dcm"))
+    assert len(names) == 2
+
+
+OF_SCANS = [
+    Mutant("no intercept", Amounts, "rescaled", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
+    Mutant(
+        "mirrored in the largest",
+        Amounts,
+        "__call__",
+        "least + largest - values",
+        "largest - values",
+        a_twin_equals_its_original,
+    ),
+    Mutant(
+        "not mirrored", dicom_values, "amounts_of", '== "MONOCHROME1"', '== "MONOCHROME9"', a_twin_equals_its_original
+    ),
+    Mutant("rows for columns", Plane, "world", "self.spacing[1]", "self.spacing[0]", a_slice_lies_where_it_says),
+    Mutant(
+        "the other way",
+        series,
+        "_volume",
+        "for at in stack.order]",
+        "for at in stack.order[::-1]]",
+        slices_are_in_the_order_of_their_places,
+    ),
+    Mutant("left for right", Plane, "world", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
+    Mutant(
+        "as they come",
+        dicom_place,
+        "stacked",
+        'np.argsort(along, kind="stable")',
+        "np.arange(len(along))",
+        frames_are_in_the_order_of_their_places,
+    ),
+    Mutant(
+        "the mean is usual",
+        dicom_place,
+        "stacked",
+        "np.median(steps)",
+        "np.mean(steps)",
+        a_gap_is_flagged_and_the_rest_is_in_place,
+    ),
+    Mutant(
+        "in place from the first",
+        dicom_place,
+        "_longest_run",
+        "max(zip",
+        "min(zip",
+        a_gap_is_flagged_and_the_rest_is_in_place,
+    ),
+    Mutant(
+        "the first frame's rescale",
+        dicom_picture,
+        "_amounts",
+        "functional_groups(dataset, wanted)",
+        "functional_groups(dataset, [0] * len(wanted))",
+        each_frame_has_its_rescale,
+    ),
+    Mutant(
+        "a copy by its number",
+        series,
+        "_without_copies",
+        "hashlib.sha256(one.path.read_bytes()).hexdigest()",
+        "one.instance",
+        copies_are_left_out_and_others_are_not,
+    ),
+    Mutant(
+        "the stream is believed",
+        dicom_codecs,
+        "check_streams",
+        "size is not None and",
+        "False and",
+        a_stream_that_lies_is_not_decoded,
+    ),
+    Mutant("C for Fortran", nifti, "_scan", 'order="F"', 'order="C"', a_nifti_has_the_axes_and_the_volume_of_its_file),
+    Mutant(
+        "always the first volume",
+        nifti,
+        "_scan",
+        "(volume or 0) * count",
+        "0 * count",
+        a_nifti_has_the_axes_and_the_volume_of_its_file,
+    ),
+    Mutant(
+        "half a unit",
+        window,
+        "linear",
+        "centre - 0.5, width - 1",
+        "centre, width - 1",
+        a_window_of_one_half_below_its_centre,
+    ),
+    Mutant("four times steep", window, "sigmoid", "steep = 2", "steep = 4", a_window_of_one_half_below_its_centre),
+    Mutant(
+        "the cause is told", private, "_damaged", "type(error).__name__", "error", an_error_says_nothing_of_its_cause
+    ),
+    Mutant("any word", tags, "word", 'value if value in known else ""', "value", text_that_is_not_known_is_not_taken),
+    Mutant("a hash without a key", private, "scan_name", "local_key()", 'b"key"', a_name_needs_the_key),
+]
