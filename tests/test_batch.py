@@ -102,7 +102,7 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"file": ["1.png"]}, "no column 'path' among file"),
+        ({"file": ["1.png"]}, "none of its 1 columns is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
         ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 rows have the id of another"),
         ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),

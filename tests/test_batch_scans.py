@@ -155,18 +155,19 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
         assert any("not shown" in note for note in row["notes"]) is not allowed
 
 
-def test_a_scan_that_is_named_otherwise_waits_for_a_profile(tmp_path):
-    shutil.copy(CT, tmp_path / "nameless")
-    (tmp_path / "list.csv").write_text("path\nnameless\n")
-    tool = GradCAM(flat(), "1", preprocess="imagenet")
+def test_a_scan_that_is_named_otherwise_is_known_by_its_bytes(tmp_path):
     torch.manual_seed(0)
-    tool = GradCAM(
-        nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(), "0", preprocess="imagenet"
-    )
-    run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
-    assert "profile='research'" in Run(tmp_path / "out").table().to_pylist()[0]["error"]
-    made = run_batch(tool, tmp_path / "list.csv", tmp_path / "private", profile="research")
-    assert made.failures == 0
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    tool = GradCAM(net, "0", preprocess="imagenet")
+    for name in ("nameless", "named.png"):
+        shutil.copy(CT, tmp_path / name)
+        (tmp_path / f"{name}.csv").write_text(f"path\n{name}\n")
+        run_batch(tool, tmp_path / f"{name}.csv", tmp_path / f"of {name}")
+    row = Run(tmp_path / "of nameless").table().to_pylist()[0]
+    assert row["path"].startswith("scan-")
+    assert row["status"] != "failed"
+    assert "profile='research'" in Run(tmp_path / "of named.png").table().to_pylist()[0]["error"]
+    assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").failures == 0
 
 
 def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):

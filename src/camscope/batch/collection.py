@@ -102,8 +102,13 @@ class Collection:
             path = placed(path, Path(root["folder"]), confined=root["confined"])
             return Path(path) if is_medical(path) or Path(path).is_dir() else bytes_of(path)
         except FileNotFoundError as error:
-            raise ImageError(f"{path}: there is no such file") from error
-        except (OSError, ValueError) as error:
+            raise ImageError(f"{path}: there is no such file") from (None if self.private else error)
+        except Exception as error:  # a store's own package may raise anything
+            if self.private and not isinstance(error, ImageError):  # its words may be those of the file's name
+                why = getattr(error, "strerror", None) or type(error).__name__
+                raise ImageError(f"{path}: it cannot be read: {why}") from None
+            if not isinstance(error, OSError | ValueError):
+                raise
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
     @property

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from camscope.errors import InputError, MissingExtraError
-from camscope.images.listing import images_of
+from camscope.images.listing import images_of, is_medical
+from camscope.images.private import scan_name
+from camscope.images.scans import is_scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +37,10 @@ TAKEN = (
     "seconds",
     "notes",
     "overlay",
+)
+# what of PyArrow's words quotes no cell of a table, for a cell may name a patient
+SAID = re.compile(
+    r"In CSV column #\d+|Row #\d+: Expected \d+ columns, got \d+|invalid UTF-?8|Empty CSV file|Parquet magic bytes"
 )
 PRIVATE = "scans, privately"  # the dataset of a run that does not name its files
 KNOWN = {*TAKEN, "id", "path", "target"}  # all others are carried along
@@ -121,20 +127,21 @@ def manifest_of_files(
     else:
         table, usual = _files(source), None
     base = usual if root is None else Path(root) if str(root) else None
-    return Manifest(numbered(table, str(source), strict=strict), base)
+    return Manifest(numbered(table, "the manifest", strict=strict), base)
 
 
 def _read(path: Path) -> "pa.Table":
     csv, parquet = arrow("csv"), arrow("parquet")
     if not path.is_file():
-        raise InputError(f"{path}: there is no such manifest")
+        raise InputError(f"there is no such manifest: a file of {path.suffix} is named, and is not there")
     try:
         if path.suffix.lower() == ".parquet":
             return parquet.read_table(path)
         words = dict.fromkeys(("path", "id", "target"), arrow().string())  # also where all of them are numbers
         return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=words, strings_can_be_null=True))
     except arrow().ArrowInvalid as error:
-        raise InputError(f"{path}: this is no {path.suffix[1:].upper()} table: {error}") from error
+        why = "; ".join(match[0] for match in SAID.finditer(str(error))) or "it is damaged, or of another kind"
+        raise InputError(f"the manifest: this is no {path.suffix[1:].upper()} table: {why}") from None
 
 
 def _files(source: str | Path | Sequence[str | Path]) -> "pa.Table":
@@ -143,18 +150,25 @@ def _files(source: str | Path | Sequence[str | Path]) -> "pa.Table":
     try:
         pieces = [pa.array(piece, pa.string()) for piece in iter(lambda: list(islice(names, PIECE)), [])]
     except UnicodeEncodeError as error:
-        raise InputError(f"{error.object!r}: a file's name that is not UTF-8; rename it, or leave it out") from error
+        raise InputError(
+            f"{_echo(error.object)!r}: a file's name that is not UTF-8; rename it, or leave it out"
+        ) from None
     return pa.table({"path": pa.chunked_array(pieces, pa.string()).unique()})
 
 
 def _names(given: Sequence[str | Path]) -> Iterator[str]:
     for one in map(str, given):
         if len(given) == 1 and "://" not in one and not glob.has_magic(one) and not os.path.lexists(one):
-            raise InputError(f"{one}: there is no such file or folder")
+            raise InputError(f"{_echo(one)}: there is no such file or folder")
         meant = sorted(images_of(one, deep=True))
         if not meant:
-            raise InputError(f"{one}: no image there")
+            raise InputError(f"{_echo(one)}: no image there")
         yield from meant
+
+
+def _echo(given: str) -> str:
+    """As it was given; of a medical image, and a folder of some, a keyed hash."""
+    return scan_name(given) if is_medical(given) or is_scan(given) else given
 
 
 def numbered(table: "pa.Table", source: str, *, strict: bool = True) -> "pa.Table":
@@ -206,7 +220,7 @@ def taken(names: Sequence[str]) -> list[str]:
 
 def _check_columns(names: Sequence[str], source: str, *, strict: bool) -> None:
     if "path" not in names:
-        raise InputError(f"{source}: no column 'path' among {', '.join(names)}")
+        raise InputError(f"{source}: none of its {len(names)} columns is called 'path'; is its first row one of names?")
     if strict and (own := taken(names)):
         raise InputError(f"{source}: the result has columns named {', '.join(own)} of its own; rename yours")
     twice = sorted(name for name, times in Counter(map(str.lower, names)).items() if times > 1)
@@ -220,7 +234,7 @@ def _cast(column: Any, kind: Any, name: str, source: str) -> Any:
     try:
         return column.cast(kind)
     except (arrow().ArrowInvalid, NotImplementedError) as error:
-        raise InputError(f"{source}: the column {name} cannot be read as {kind}: {error}") from error
+        raise InputError(f"{source}: the column {name} cannot be read as {kind}") from error
 
 
 def arrow(part: str = "") -> Any:

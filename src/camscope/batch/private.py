@@ -10,6 +10,7 @@ from camscope.batch.reading import source_of
 from camscope.errors import InputError
 from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.private import scan_name
+from camscope.images.scans import is_scan
 from camscope.images.sources import selected
 
 
@@ -24,14 +25,15 @@ class Places:
 
 
 def has_scans(manifest: Manifest) -> bool:
-    """Whether any path is that of a medical image, or of a folder, which can be nothing but a series."""
+    """Whether any path is that of a medical image, by its name or its first bytes, or of a folder, which is a series."""
     if manifest.images is not None:
         return False
     paths = manifest.table["path"]
     if _any_ends(paths, MEDICAL).any():
         return True
-    others = paths.filter(arrow().array(~_any_ends(paths, PICTURES)))
-    return any(Path(selected(_place(manifest, path))[0]).is_dir() for path in others.to_pylist() if "://" not in path)
+    unnamed = paths.filter(arrow().array(~_any_ends(paths, PICTURES))).to_pylist()
+    places = (_place(manifest, path) for path in unnamed if "://" not in path)
+    return any(Path(selected(place)[0]).is_dir() or is_scan(place) for place in places)
 
 
 def _any_ends(paths: Any, endings: Sequence[str]) -> Any:

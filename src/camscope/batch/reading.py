@@ -18,6 +18,7 @@ from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
 from camscope.images.listing import is_medical
 from camscope.images.photo import remarks
+from camscope.images.private import unquoted
 from camscope.images.sources import selected
 
 Row = Mapping[str, Any]
@@ -64,7 +65,8 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
         plain = replace(item, image=None, seen=None)
         return Loaded(row, digits, plain, image=item.image, seen=item.seen, notes=notes)
     except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
-        return Loaded(row, digits, error=str(error).removeprefix("the file: "))
+        said = unquoted(error) if manifest.private else str(error)
+        return Loaded(row, digits, error=said.removeprefix("the file: "))
     except CamscopeError:
         raise
     except Exception as error:

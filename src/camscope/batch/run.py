@@ -20,7 +20,8 @@ from camscope.batch.worker import OF_THE_RUN, Worker
 from camscope.cards import card_of, digest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.facts import in_words, versions
+from camscope.explainers.facts import discreet, in_words, versions
+from camscope.explainers.inputs import takes_scans
 from camscope.hooks.base import unwrap
 from camscope.images.window import Window
 from camscope.targets import Question
@@ -66,8 +67,8 @@ def run_batch(
     for 8 megapixels, and the maps' ranks correlate at 0.994 or more.
 
     `profile`: "research" writes no file's name, and of the manifest's columns only `target`, `id` and those to `keep`; it is
-    that of every run that names a medical image. "clinical" writes them all. `window`: of scans, see `read_scan`;
-    `allow_pixels`: maps are drawn on scans although text may be part of their picture.
+    that of every run that names a medical image, or whose preprocessing takes scans. "clinical" writes them all. `window`: of
+    scans, see `read_scan`; `allow_pixels`: maps are drawn on scans although text may be part of their picture.
 
     `overlays`: "jpg", "png" or "webp", to draw each map on
     its image, at `overlay_height` rows, or the image's own.
@@ -84,7 +85,7 @@ def run_batch(
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
     _expect_names(targets)
-    manifest = _profiled(manifest_of(source, root), profile, keep)
+    manifest = _profiled(manifest_of(source, root), profile, keep, each[0].preprocess)
     worker, store = Worker(each, list(targets), manifest, batch_size, reduced), Store(output)
     worker = replace(worker, window=_words(window), allow_pixels=allow_pixels)
     plan, made_with = Plan(len(manifest), chunk, shard), facts(worker, chunk)
@@ -105,11 +106,12 @@ def run_batch(
         raise
 
 
-def _profiled(manifest: Manifest, profile: Profile | None, keep: Sequence[str]) -> Manifest:
-    """The manifest as a run of this profile writes it."""
+def _profiled(manifest: Manifest, profile: Profile | None, keep: Sequence[str], preprocess: object) -> Manifest:
+    """The manifest as a run of this profile writes it. Files that enter the model as scans are scans, whatever their names."""
     if profile not in (None, "research", "clinical"):
         raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
-    if profile == "research" or (profile is None and has_scans(manifest)):
+    entered = takes_scans(preprocess) and manifest.images is None
+    if profile == "research" or (profile is None and (entered or has_scans(manifest))):
         return privately(manifest, keep)
     if keep:
         raise InputError("keep is for the profile 'research': every other run keeps all columns")
@@ -137,7 +139,8 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
     """What a `run.json` says; under `made_with` what two starts of one run have in common."""
     first, manifest = worker.tools[0], worker.manifest
     model, card = unwrap(first.model), card_of(unwrap(first.model))
-    methods = {f"{tool.title} {digest_of(tool.parameters)}": told(tool.parameters) for tool in worker.tools}
+    known = discreet if manifest.private else dict
+    methods = {f"{tool.title} {digest_of(tool.parameters)}": told(known(tool.parameters)) for tool in worker.tools}
     return {
         "made_with": {
             "model": {"source": card.source if card else type(model).__name__, "digest": digest(model)},

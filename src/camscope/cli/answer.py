@@ -44,12 +44,12 @@ class Answers:
 
         `watch`: told which methods work next.
         """
-        called = self.scans.shown(path) if self.scans.private(path) else None
+        called = self.scans.called(path)
         files = self.destination.files(row, path, self._names(), called)
         exported = self._exported(row, path, called)
-        with base.remarks() as remarks:
+        with base.remarks(quoting=called is None) as remarks:
             methods, found = self._asked(self.scans.read(path), watch)
-        maps = [one for answers in found for one in answers]
+        maps = [self.scans.discreet(one, path) for answers in found for one in answers]
         kept = [self.explainers.index(method) * len(self.questions) + q for method in methods for q in self._numbers]
         files = Files(files.pictures, tuple(files.raw[n] for n in kept))
         masks = self._masks(maps)

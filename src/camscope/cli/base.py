@@ -278,8 +278,11 @@ def working(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def remarks() -> Iterator[list[str]]:
-    """What is warned of inside, as lines without repeats, filled in at the end; an error leaves them unsaid."""
+def remarks(*, quoting: bool = True) -> Iterator[list[str]]:
+    """What is warned of inside, as lines without repeats, filled in at the end; an error leaves them unsaid.
+
+    `quoting`: also in the words of others, which may name a patient.
+    """
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CamscopeWarning)
@@ -287,7 +290,8 @@ def remarks() -> Iterator[list[str]]:
     for warning in caught:
         own = issubclass(warning.category, CamscopeWarning)
         text = shown(warning.message)
-        lines.append(text if own else f"{warning.category.__name__}: {text}")
+        said = text if quoting else "its words are not shown, for they may name a patient"
+        lines.append(text if own else f"{warning.category.__name__}: {said}")
     lines[:] = dict.fromkeys(lines)
 
 

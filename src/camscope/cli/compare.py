@@ -10,6 +10,7 @@ import typer
 
 from camscope.cli import asking, bars, base, many, mapping
 from camscope.cli.paths import check_there, picture_file
+from camscope.cli.scans import Scans
 from camscope.cli.settings import settings
 
 if TYPE_CHECKING:
@@ -114,17 +115,18 @@ def run(
     named = None if layers is None else base.split(layers)
     asking.expect_a_layer(kinds, named)
     keywords, look = settings(set_ or [], kinds), asking.look(colormap, alpha)
-    check_there(path)
-    file = picture_file(output, "camscope-compare", path, "", overwrite)
+    called = Scans().called(path)
+    check_there(path, called)
+    file = picture_file(output, "camscope-compare", path, "", overwrite, called)
     net = base.loaded(model, weights, device)
     tools = asking.explainers(kinds, net, named, preprocess, keywords)
-    with base.remarks() as remarks:
+    with base.remarks(quoting=called is None) as remarks:
         found = _compared(tools, path, questions, leave_out=methods == "all")
     picture = found.figure(
         scale="shared" if shared_scale else "auto", alpha=look.alpha, colormap=look.colormap, columns=columns
     )
     write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
-    _tell(found, path, file, remarks)
+    _tell(found, called or base.shown(path), file, remarks)
 
 
 def _compared(
@@ -149,9 +151,9 @@ def _watch(bar: bars.Bar) -> "Watch":
     return watch
 
 
-def _tell(found: "Comparison", path: Path, file: Path, remarks: Sequence[str]) -> None:
+def _tell(found: "Comparison", called: str, file: Path, remarks: Sequence[str]) -> None:
     console = base.out()
-    console.print(base.styled((base.shown(path), "bold cyan")), soft_wrap=True)
+    console.print(base.styled((called, "bold cyan")), soft_wrap=True)
     console.print(_table(found))
     console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
     for sentence in found.sentences:

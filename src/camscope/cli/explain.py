@@ -88,12 +88,14 @@ def run(
     reading = scans.Scans(series, window, allow_pixels, base.split(export or ""), profile or "research", slices)
     destination, paths = Destination.of(output, formats, overwrite), images_of(images, series=series)
     _check_one_file(destination, len(paths), len(methods) * len(questions))
+    reading = reading.among(paths, every=profile == "research" or series)
     outcome = _Outcome(base.debugging(context), reading)
     present = _present(paths, outcome)
     if present:
         net = base.loaded(model, weights, device)
         asked.check(net)
         tools = asking.explainers(methods, net, layers, preprocess, keywords)
+        reading = outcome.scans = reading.through(tools)
         answers = Answers(
             tools,
             questions,
@@ -126,7 +128,7 @@ class _Outcome:
             return
         if self.debugging:
             traceback.print_exc()
-        why, name = base.reason(error), self.scans.shown(path)
+        why, name = self.scans.said(error, path), self.scans.shown(path)
         self.failures.append(why if why.startswith(name) else f"{name}: {why}")
 
     def tell(self, images: int) -> None:
@@ -173,6 +175,7 @@ def _each(answers: Answers, paths: Sequence[tuple[int, Path]], outcome: _Outcome
                 outcome.done += 1
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on
                 if isinstance(error, ABOUT_THE_QUESTION) and not outcome.done:
+                    answers.scans.hush(error, path)
                     raise
                 outcome.note(path, error)
             bar.advance()

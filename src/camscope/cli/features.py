@@ -8,6 +8,7 @@ import typer
 
 from camscope.cli import base
 from camscope.cli.paths import check_there, picture_file
+from camscope.cli.scans import Scans
 from camscope.files import slug
 
 if TYPE_CHECKING:
@@ -34,14 +35,15 @@ def run(
     from camscope.render import channel_grid, encode
 
     path = Path(image)
-    check_there(path)
-    file = picture_file(output, "camscope-features", path, f"-{slug(layer)}", overwrite)
+    called = Scans().called(path)
+    check_there(path, called)
+    file = picture_file(output, "camscope-features", path, f"-{slug(layer)}", overwrite, called)
     maps = _maps(base.loaded(model, weights, device), path, layer, preprocess)
     picture = channel_grid(maps.float().cpu().numpy(), limit=limit)
     write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))
     console = base.out()
-    console.print(base.styled((base.shown(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True)
+    console.print(base.styled((called or base.shown(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True)
     console.print(f"  {min(limit, len(maps))} of {len(maps)} channels: {base.shown(file)}", soft_wrap=True)
 
 

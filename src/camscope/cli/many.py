@@ -61,12 +61,24 @@ def _folder(source: str, output: str | None) -> Path:
     from camscope.files import slug
 
     if output is None:
-        return Path(FOLDER) / slug(Path(source.rstrip("/")).stem or "images")
+        return Path(FOLDER) / slug(_name(source))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
         raise typer.BadParameter(
             f"{output}: of many images it is a folder; --figure names a file", param_hint="'--output'"
         )
     return Path(output)
+
+
+def _name(source: str) -> str:
+    """What the folder of a comparison is called after; of medical images a keyed hash."""
+    from camscope.batch import manifest_of
+    from camscope.batch.private import has_scans
+    from camscope.batch.sources import LIBRARIES
+    from camscope.images.private import scan_name
+
+    if mapping.is_images(source) and not source.startswith(LIBRARIES) and has_scans(manifest_of(source)):
+        return scan_name(source)
+    return Path(source.rstrip("/")).stem or "images"
 
 
 def _tell(found: "Compared", figure: Path) -> None:

@@ -101,7 +101,7 @@ def run(
         made, net, outcome = wanted.mapped(output)
         with bars.bar("measuring", 1, base.out()) as bar:
             found = measure(
-                Run(made, scans_of),
+                Run(made, scans_of or (source if outcome is not None else None)),
                 output,
                 masks,
                 names,

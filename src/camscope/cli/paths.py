@@ -30,10 +30,19 @@ def images_of(given: Sequence[str], *, series: bool = False) -> list[Path]:
             continue
         meant = sorted(map(Path, listing.images_of(one, deep=False)))
         if not meant:
-            where = "in the folder" if Path(one).is_dir() else "for the pattern"
-            raise typer.BadParameter(f"no image {where} {one}", param_hint="'IMAGE'")
+            raise typer.BadParameter(_none_there(one), param_hint="'IMAGE'")
         found.update(dict.fromkeys(meant))
     return list(found)
+
+
+def _none_there(given: str) -> str:
+    """Why it means no image; a folder of scans is not named, for it may be called after a patient."""
+    from camscope.images.private import scan_name
+    from camscope.images.scans import is_scan
+
+    if Path(given).is_dir() and is_scan(given):
+        return f"{scan_name(given)} is a folder of DICOM files without a suffix; for one volume of them pass --series"
+    return f"no image {'in the folder' if Path(given).is_dir() else 'for the pattern'} {given}"
 
 
 def stem_of(row: int, image: Path, name: str | None = None) -> str:
@@ -128,9 +137,14 @@ def check_there(image: Path, shown: str | None = None) -> None:
         raise ImageError(f"{image if shown is None else shown}: there is no such file")
 
 
-def picture_file(output: str | None, folder: str, image: Path, tail: str, overwrite: bool) -> Path:
-    """Where the one picture made of an image goes, which must be free: `output`, or a name of its own in the folder."""
-    file = Path(folder, f"{stem_of(1, image)}{tail}.png") if output is None else Path(output)
+def picture_file(
+    output: str | None, folder: str, image: Path, tail: str, overwrite: bool, called: str | None = None
+) -> Path:
+    """Where the one picture made of an image goes, which must be free: `output`, or a name of its own in the folder.
+
+    `called`: what the image is called, where its own name is not written.
+    """
+    file = Path(folder, f"{stem_of(1, image, called)}{tail}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in PICTURES:
         raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
     check_free(file, overwrite, image)

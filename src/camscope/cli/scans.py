@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.cli import base
-from camscope.errors import ImageError
+from camscope.errors import CamscopeError, ImageError
 from camscope.images.listing import is_medical
 
 if TYPE_CHECKING:
     from camscope.batch.run import Profile
+    from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 
-TAILS = {"nifti": ".nii.gz", "pmap": "-pmap.dcm", "sc": "-sc.dcm"}
+TAILS = {"nifti": "-map.nii.gz", "pmap": "-pmap.dcm", "sc": "-sc.dcm"}
 MASKED = "mask"
 
 WindowOption = Annotated[
@@ -37,7 +38,9 @@ ScansOption = Annotated[
 
 @dataclass(frozen=True)
 class Scans:
-    """How scans are read and written. `series`: a folder is one; `axis`: volumes are asked about slice by slice along it."""
+    """How scans are read and written. `series`: a folder is one; `axis`: volumes are asked about slice by slice along it;
+    `every`: all images are kept as private as scans are, for there are scans among them, or the profile says so.
+    """
 
     series: bool = False
     window: str | None = None
@@ -45,6 +48,7 @@ class Scans:
     exports: Sequence[str] = ()
     profile: str = "research"
     axis: int | None = None
+    every: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [one for one in self.exports if one not in TAILS]:
@@ -75,13 +79,52 @@ class Scans:
 
     def private(self, path: Path) -> bool:
         """Whether a path may be shown nowhere."""
-        return self.profile != "clinical" and self.meant(path)
+        return self.profile != "clinical" and (self.every or self.meant(path))
 
-    def shown(self, path: Path) -> str:
-        """A path as it may be shown: of a scan `scan-1f0a92bc`."""
+    def called(self, path: Path) -> str | None:
+        """What a scan is called, `scan-1f0a92bc`; None where a path may be shown as it is."""
         from camscope.images.private import scan_name
 
-        return scan_name(path) if self.private(path) else base.shown(path)
+        return scan_name(path) if self.private(path) else None
+
+    def shown(self, path: Path) -> str:
+        """A path as it may be shown."""
+        return self.called(path) or base.shown(path)
+
+    def among(self, paths: Sequence[Path], *, every: bool) -> "Scans":
+        """The same for these images: all are private where one is a scan."""
+        return replace(self, every=every or any(map(self.meant, paths)))
+
+    def through(self, tools: "Sequence[Explainer]") -> "Scans":
+        """The same for explainers: what enters a model as a scan is one."""
+        from camscope.explainers.inputs import takes_scans
+
+        return replace(self, every=self.every or any(takes_scans(tool.preprocess) for tool in tools))
+
+    def discreet(self, one: "Explanation", path: Path) -> "Explanation":
+        """An explanation of a scan without a name of a file."""
+        from camscope.explainers.facts import discreet
+
+        called = self.called(path)
+        return one if called is None else replace(one, name=called, parameters=discreet(one.parameters))
+
+    def hush(self, error: Exception, path: Path) -> None:
+        """Leave out of an error that goes on what `said` does."""
+        if self.private(path) and (words := self.said(error, path)) != str(error):
+            error.args = (words,)
+
+    def said(self, error: Exception, path: Path) -> str:
+        """What an error says, where it may name a patient without the words of others, and without the path."""
+        called = self.called(path)
+        if called is None:
+            return base.reason(error)
+        from camscope.images.private import unquoted
+
+        if isinstance(error, OSError) and error.strerror:
+            return f"{type(error).__name__}: {error.strerror}"
+        kind = "" if isinstance(error, CamscopeError) else f"{type(error).__name__}: "
+        words = unquoted(error).replace(str(path), called).replace(path.name, called)
+        return kind + base.shown(words)[: base.LONGEST]
 
     def files(self, stem: Path, tails: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""
@@ -108,13 +151,17 @@ def checked(profile: str | None) -> "Profile | None":
 def masks_of(given: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
     """`lungs=FILE`, or FILE: masks by name, pictures or scans of the image's own size; what is not black, or 0, is inside."""
     from camscope.images.photo import read_photo
+    from camscope.images.private import unquoted
     from camscope.images.scans import is_scan, read_scan
 
     found = {}
     for one in given:
         name, equals, file = one.rpartition("=")
         path = Path(file)
-        values = read_scan(path).values != 0 if is_scan(path) else read_photo(path).pixels.any(2)
+        try:
+            values = read_scan(path).values != 0 if is_scan(path) else read_photo(path).pixels.any(2)
+        except ImageError as error:
+            raise ImageError(f"the mask {name or MASKED}: {unquoted(error).removeprefix(f'{path}: ')}") from None
         if values.shape != shape:
             raise ImageError(
                 f"the mask {name or MASKED} is {values.shape} and the image {shape}; expected the same size"

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.errors import InputError, PreprocessError
+from camscope.errors import CamscopeError, InputError, PreprocessError
 from camscope.explanation import Pixels
 from camscope.geometry import Placement
 from camscope.structure import mapped
@@ -88,6 +88,14 @@ def read_item(
     return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess))
 
 
+def takes_scans(preprocess: object) -> bool:
+    """Whether what enters the model by it is a medical image, whatever its file is called."""
+    from camscope.images.metatensor import MonaiTransforms
+    from camscope.images.scan_preprocess import ScanPreprocess
+
+    return isinstance(preprocess, ScanPreprocess | MonaiTransforms)
+
+
 def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype]) -> Item:
     """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures."""
     from camscope.images.scan_pixels import grey, pixels_of
@@ -97,15 +105,26 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
     placement: Placement | None
     image: Pixels | None
     if isinstance(way, ScanPreprocess):
-        x, placement = way(scan)
+        x, placement = _entered(way, scan, scan.name)
         image, steps = grey(scan, way.window), (*scan.steps, *way.steps)
     else:
         image, shown = pixels_of(scan)
-        (x, placement), steps = way(image), shown.steps
+        (x, placement), steps = _entered(way, image, scan.name), shown.steps
     picture, flags = picture_of(x, preprocess), scan.flags
     if not scan.may_be_shown:
         image, picture, flags = None, None, (*flags, UNSEEN)
     return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, flags)
+
+
+def _entered(way: Preprocessing, given: Any, name: str) -> Any:
+    """What a preprocessing makes of a scan; of its error the kind, for its words may name the patient: they are in the cause."""
+    try:
+        return way(given)
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, CamscopeError) else error
+        if cause is None or isinstance(cause, CamscopeError):
+            raise
+        raise PreprocessError(f"{name}: the preprocessing raised {type(cause).__name__}") from error
 
 
 def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:

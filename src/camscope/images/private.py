@@ -92,5 +92,15 @@ def told(name: str) -> Iterator[None]:
         raise _damaged(name, error) from None
 
 
+def unquoted(error: BaseException) -> str:
+    """What camscope says itself of an error, without the words of the foreign one that it quotes: they may be a patient's."""
+    text, cause = str(error), error.__cause__
+    while cause is not None:
+        if str(cause):
+            text = text.replace(f": {cause}", "").replace(str(cause), "…")
+        cause = cause.__cause__
+    return text
+
+
 def _damaged(name: str, error: Exception) -> ImageError:
     return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)")

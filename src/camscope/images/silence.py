@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 # a warning counts as that of the module it points to, which may be the one that called the library
 MODULES = r"(PIL|pydicom|highdicom|nibabel|SimpleITK|openjpeg|libjpeg|jpeg_ls|pylibjpeg|camscope\.images|camscope\.medical)(\.|$)"
 LOGGERS = ("pydicom", "highdicom", "nibabel.global", "openjpeg", "libjpeg", "pylibjpeg")
+PILLOW = "PIL"  # tells each tag of a file, and only to whoever debugs
 
 _lock = threading.Lock()
 _users = 0
@@ -29,6 +30,8 @@ def silent() -> Iterator[None]:
         for name in LOGGERS:  # of libraries that are there: a level costs more to change than a photograph to open
             if name not in _hushed and name.partition(".")[0] in sys.modules:
                 _hush(name)
+        if PILLOW not in _hushed and logging.getLogger(PILLOW).isEnabledFor(logging.DEBUG):
+            _hush(PILLOW)
     try:
         yield
     finally:

@@ -11,10 +11,12 @@ import numpy as np
 
 from camscope.batch import Manifest, Outcome, manifest_of, run_batch
 from camscope.batch.local import Told
-from camscope.batch.reading import bytes_of
+from camscope.batch.private import has_scans
+from camscope.batch.reading import source_of
 from camscope.errors import InputError, RunError, UndefinedError
 from camscope.explainers import Explainer
 from camscope.images.photo import read_photo
+from camscope.images.scans import is_scan, read_scan
 from camscope.measure.evidence import Evidence, evidence_of
 from camscope.targets import Question
 
@@ -81,8 +83,14 @@ def expect_evidence(
             except UndefinedError as error:
                 reasons[str(error)] += 1
             except InputError:  # there is some, for another size: it is looked at with the image, once
-                if _is_of_its_image(known, row, manifest):
-                    return
+                try:
+                    if _is_of_its_image(known, row, manifest):
+                        return
+                except InputError:
+                    if not has_scans(manifest):
+                        raise
+                    why = "a mask cannot be read, or is of another size than its image"  # its file may name a patient
+                    raise InputError(f"{why}: row {row['row']}") from None
                 reasons["the image cannot be read"] += 1
     raise InputError(none_known(reasons))
 
@@ -90,8 +98,9 @@ def expect_evidence(
 def _is_of_its_image(known: Evidence, row: dict[str, Any], manifest: Manifest) -> bool:
     """True; False where the image cannot be read. InputError where the two do not fit."""
     try:
-        source = bytes_of(manifest.place(row["path"])) if manifest.images is None else manifest.images[row["row"]]
-        size = read_photo(source).pixels.shape[:2]
+        source = source_of(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
+        scan = isinstance(source, Path) or is_scan(source)
+        size = read_scan(source).shape if scan else read_photo(source).pixels.shape[:2]
     except Exception:  # a store, a network and a dataset may raise anything; the run says of each image what
         return False
     known.mask(row, size)

@@ -1,15 +1,13 @@
 """What is told of a map beside its numbers: of the model and the method, never of a patient or a file."""
 
 import math
-import re
 import unicodedata
 from typing import Any
 
+from camscope.explainers.facts import is_plain
 from camscope.explanation import OK, Explanation
 from camscope.medical.native import Native
 from camscope.version import __version__
-
-WORD = re.compile(r"[\w+-]{1,40}")  # of a setting: no path, and no name of a file
 
 
 def sidecar(explanation: Explanation, native: Native) -> dict[str, Any]:
@@ -26,7 +24,7 @@ def sidecar(explanation: Explanation, native: Native) -> dict[str, Any]:
         "probability": explanation.probability,
         "status": explanation.status,
         "measures": dict(explanation.measures),
-        "parameters": {key: value for key, value in explanation.parameters.items() if _is_plain(value)},
+        "parameters": {key: value for key, value in explanation.parameters.items() if is_plain(value)},
         "model_digest": explanation.model,
         "versions": dict(explanation.versions),
         "steps": list(explanation.steps),
@@ -48,10 +46,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or (isinstance(value, str) and WORD.fullmatch(value) is not None)
 
 
 def derivation(explanation: Explanation, native: Native) -> str:
