@@ -1,5 +1,7 @@
 """Volumes through models of pictures, slice by slice, and through models of patches: maps at their place in the volume."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,15 @@ def test_a_model_of_pictures_sees_all_slices_on_one_scale():
     assert any("whole range, 0 to 1000 HU" in step for step in made.volume.steps)
 
 
+def test_slices_of_a_scan_whose_picture_may_hold_a_name_are_not_shown():
+    tool = GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalise=(0, 1000)))
+    for said, shown in ((False, True), (True, False), (None, False)):
+        made = explain_slices(tool, replace(bright_at((4, 8, 16)), burned_in=said), 1)
+        assert (made.volume.image is not None) is shown
+        assert (made.volume.seen is not None) is shown
+        assert any("not shown" in note for note in made.volume.notes) is not shown
+
+
 def test_without_a_class_the_surest_slice_says_which():
     made = explain_slices(
         GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalise=(0, 10))), bright_at((4, 8, 16))
@@ -119,6 +130,8 @@ def test_a_patch_is_explained_at_its_place():
     for start, size in (((5, 0, 0), (4, 4, 6)), ((0, 0), (4, 4)), ((0, 0, 0), (0, 1, 1))):
         with pytest.raises(InputError):
             explain_patch(tool, scan, start, size, 1)
+    with pytest.raises(InputError, match="another top class"):
+        explain_patches(tool, scan, (4, 4, 6), None)
     with pytest.raises(InputError, match="do not fit"):
         explain_patches(tool, scan, (9, 4, 6), 1)
 

@@ -38,8 +38,10 @@ def explain_patches(
     """Every patch of `size` of the preprocessed input, explained, and their maps as one at the input's resolution.
 
     Neighbours share `overlap` of their length; the last along an axis ends where the input ends. Each pixel has the mean of
-    the maps that show it. `target`: of all patches. The score is that of the patch that has the highest.
+    the maps that show it. `target`: of all patches, and not None. The score is that of the patch that has the highest.
     """
+    if target is None:
+        raise InputError("each patch may have another top class, and their maps have no mean: pass a target")
     if not 0 <= overlap < 1:
         raise InputError(f"overlap={overlap}: expected a number from 0 to below 1")
     item, size = tool.read(source), tuple(size)

@@ -58,7 +58,9 @@ def explain_slices(
     expect_count(batch_size=batch_size)
     scan = read_scan(source)
     if len(scan.shape) != 3:
-        raise InputError(f"{scan.name} is {' x '.join(map(str, scan.shape))}: slices are of a volume; use explain")
+        raise InputError(
+            f"{scan.name} is {' x '.join(map(str, scan.shape))}: slices are of a volume; use explain (no --slices)"
+        )
     if axis not in (0, 1, 2):
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
     tool, scan, place = _turned(tool, scan)
@@ -130,7 +132,7 @@ def _together(
         notes=(*dict.fromkeys(note for one in made for note in one.notes), *notes),
         measures={},
         parameters={**best.parameters, "slices along axis": order[0]},
-        image=grey(scan),
+        image=grey(scan) if scan.may_be_shown else None,
         seen=np.stack(seen) if len(seen) == len(made) else None,
         world=scan.world,
         steps=(*best.steps, f"slices along axis {order[0]}"),
