@@ -101,6 +101,10 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
     from camscope.images.scan_pixels import grey, pixels_of
     from camscope.images.scan_preprocess import ScanPreprocess
 
+    if preprocess is None and len(scan.shape) == 3:
+        raise PreprocessError(
+            f"no preprocessing is known for the volume {scan.name}: pass preprocess=ScanPreprocess(...)"
+        )
     way = known(preprocess, scan.name)
     placement: Placement | None
     image: Pixels | None

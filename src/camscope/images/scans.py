@@ -56,11 +56,13 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     if isinstance(source, bytes):
         return _of_bytes(source, frame, window)
     if not isinstance(source, str | Path):
-        if not isinstance(source, Iterable):
+        files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
+        if not files or not all(isinstance(one, str | Path) for one in files):
             raise ImageError(
-                f"the scan is a {type(source).__name__}; expected a path, a list of paths, or a file's bytes"
+                f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or of numbers a "
+                f"camscope.images.scan.Scan(values, name)"
             )
-        return read_series(source, series=frame, window=window)
+        return read_series(files, series=frame, window=window)
     path, _ = selected(source)
     if path.is_dir():
         return read_series(source, series=frame, window=window)
