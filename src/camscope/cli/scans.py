@@ -40,7 +40,8 @@ ScansOption = Annotated[
 @dataclass(frozen=True)
 class Scans:
     """How scans are read and written. `series`: a folder is one; `axis`: volumes are asked about slice by slice along it;
-    `every`: all images are kept as private as scans are, for there are scans among them, or the profile says so.
+    `every`: all images are kept as private as scans are, for there are scans among them, or the profile says so;
+    `opens`: the preprocessing opens files itself, as MONAI's transforms do.
     """
 
     series: bool = False
@@ -50,6 +51,7 @@ class Scans:
     profile: str = "research"
     axis: int | None = None
     every: bool = False
+    opens: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [one for one in self.exports if one not in TAILS]:
@@ -77,6 +79,12 @@ class Scans:
                 if given is not None:
                     raise ImageError(f"{path} is no scan: {said}")
             return path
+        if self.opens:
+            if self.window is not None:
+                raise ImageError(
+                    "--window: the model's preprocessing is MONAI's, which opens files itself: set it there"
+                )
+            return path
         from camscope.images.scans import read_scan
 
         scan = read_scan(path, window=self.window)
@@ -103,8 +111,11 @@ class Scans:
     def through(self, tools: "Sequence[Explainer]") -> "Scans":
         """The same for explainers: what enters a model as a scan is one."""
         from camscope.explainers.inputs import takes_scans
+        from camscope.images.metatensor import MonaiTransforms
 
-        return replace(self, every=self.every or any(takes_scans(tool.preprocess) for tool in tools))
+        ways = [tool.preprocess for tool in tools]
+        opens = any(isinstance(way, MonaiTransforms) for way in ways)
+        return replace(self, every=self.every or any(map(takes_scans, ways)), opens=opens)
 
     def discreet(self, one: "Explanation", path: Path) -> "Explanation":
         """An explanation of a scan without a name of a file."""
