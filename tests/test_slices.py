@@ -66,6 +66,15 @@ def test_slices_along_any_axis_of_a_turned_volume_lie_where_they_were_cut():
             assert covered.all()
             centre = np.argwhere(values > 0.5 * values.max()).mean(0)
             assert np.abs(centre - [1, 5.5, 9.5]).max() <= 1.1, (orientation, axis, centre)
+            assert volume.peak_world == tuple((WORLD @ [*volume.peak, 1])[:3])
+            assert np.abs(np.array(volume.peak) - [1, 5.5, 9.5]).max() <= 3
+            np.testing.assert_array_equal(volume.image, np.where(scan.values > 0, 255, 0))
+
+
+def test_slices_are_drawn_through_the_window_that_the_model_sees_them_through():
+    scan = bright_at((4, 8, 16))
+    way = ScanPreprocess(window=(2000, 4001))
+    assert explain_slices(GradCAM(Brightness(), "pool", preprocess=way), scan, 1).volume.image.max() == 64
 
 
 def test_a_model_of_pictures_sees_all_slices_on_one_scale():
