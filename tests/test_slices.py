@@ -145,6 +145,20 @@ def test_a_patch_is_explained_at_its_place():
         explain_patches(tool, scan, (9, 4, 6), 1)
 
 
+def test_patches_are_flagged_only_where_none_of_them_says_anything():
+    scan = Scan(np.zeros((8, 8, 12), np.float32), "scan-0", WORLD)
+    scan.values[6:8, 2:4, 8:10] = 1
+    tool = GradCAM(Volume(), "pool", preprocess=ScanPreprocess())
+    for target in (0, 1):
+        scan.values[0, 0, 0] = -90  # the patch of the highest score for class 0, of the least for class 1
+        whole = explain_patches(tool, scan, (4, 4, 6), target, overlap=0)
+        assert (whole.status == "ok") is bool((whole.heat > 0).any())
+        assert any("patches are flagged" in note for note in whole.notes)
+    scan.values[0, 0, 0] = 0
+    whole = explain_patches(tool, scan, (4, 4, 6), 0, overlap=0)
+    assert whole.status == "no_positive_evidence"
+
+
 def test_placements_follow_one_another():
     outer = Placement.identity((8, 12)).transposed((1, 0)).flipped(0)
     inner = Placement.identity(outer.input_size).resized((6, 4)).cropped((1, 1), (4, 2))
