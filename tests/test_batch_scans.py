@@ -20,7 +20,9 @@ import pydicom
 from camscope import GradCAM
 from camscope.batch import Run, run_batch
 from camscope.errors import ImageError, InputError
+from camscope.images.scan_pixels import grey
 from camscope.images.scan_preprocess import ScanPreprocess
+from camscope.images.scans import read_scan
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 FILES = Path(pydicom.__file__).parent / "data" / "test_files"
@@ -103,6 +105,15 @@ def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp
     assert Run(out, scans / "list.csv").photo(rows[2]).shape == (128, 128, 3)
     again = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
     assert again.images == 0
+
+
+def test_the_picture_of_a_row_is_seen_through_the_runs_window(scans, tmp_path):
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    for window in (None, "40,400"):
+        out = tmp_path / f"out {window}"
+        run_batch(tool, [CT], out, window=window)
+        row = Run(out).table().to_pylist()[0]
+        np.testing.assert_array_equal(Run(out, [CT]).photo(row), grey(read_scan(CT), window))
 
 
 def test_the_clinical_profile_keeps_names_and_columns(scans, tmp_path):

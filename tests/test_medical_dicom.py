@@ -218,6 +218,22 @@ def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
     assert found.DeviceUID == device_uid(one.model)
 
 
+def test_captures_replace_former_captures_and_nothing_else(tmp_path):
+    folder, out = series(tmp_path / "in"), tmp_path / "sc"
+    scan = read_scan(folder)
+    made = [to_secondary_capture(explained(scan), folder, out, profile="clinical", overwrite=True) for _ in range(2)]
+    assert len(list(made[1].iterdir())) == 5
+    with pytest.raises(OutputError, match="not an empty folder"):
+        to_secondary_capture(explained(scan), folder, out, profile="clinical")
+    for file, data in ((folder / "0.dcm", None), (out / "0006.dcm", b"of somebody else")):
+        if data is not None:
+            file.write_bytes(data)
+        before = {one: one.read_bytes() for one in file.parent.iterdir()}
+        with pytest.raises(OutputError, match="not an empty folder"):
+            to_secondary_capture(explained(scan), folder, file.parent, profile="clinical", overwrite=True)
+        assert {one: one.read_bytes() for one in file.parent.iterdir()} == before
+
+
 def test_captures_of_a_volume_are_one_series_in_a_folder_of_its_own(tmp_path):
     folder = series(tmp_path / "in")
     scan = read_scan(folder)
@@ -237,8 +253,6 @@ def test_captures_of_a_volume_are_one_series_in_a_folder_of_its_own(tmp_path):
         coloured.append(int(np.ptp(pixels, axis=2).max()))
     assert [value > 0 for value in coloured] == [False, True, False, True, False]
     assert coloured[1] < coloured[3]  # one scale for all
-    with pytest.raises(OutputError, match="not an empty folder"):
-        to_secondary_capture(explained(scan, heat), folder, out, profile="clinical", overwrite=True)
     assert not list(tmp_path.glob(".*"))
 
 

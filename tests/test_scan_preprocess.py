@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from camscope import GradCAM, read_scan
 from camscope.errors import ImageError, PreprocessError
 from camscope.images.orientation import letters
 from camscope.images.scan import Scan
@@ -110,6 +111,26 @@ def test_nan_is_refused_unless_something_takes_its_place():
     with pytest.raises(ImageError, match="finite=0"):
         ScanPreprocess()(scan)
     assert ScanPreprocess(finite=0)(scan)[0].tolist() == [[[0, 2]]]
+
+
+def test_of_two_windows_one_is_refused():
+    scan = volume().windowed((0.5, 1, "LINEAR_EXACT"))
+    with pytest.raises(PreprocessError, match="behind a window already"):
+        scan.windowed((40, 400))
+    with pytest.raises(PreprocessError, match="leave out one"):
+        ScanPreprocess(window=(40, 400))(scan)
+    ScanPreprocess()(scan)
+
+
+def test_arrays_are_refused_with_what_to_do():
+    net = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 1), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten())
+    for source in (np.zeros((4, 5, 6), np.float32), torch.zeros(4, 5, 6), [np.zeros((4, 5))], 3, []):
+        with pytest.raises(ImageError, match="Scan\\(values, name\\)"):
+            read_scan(source)
+    with pytest.raises(ImageError, match="Scan\\(values, name\\)"):
+        GradCAM(net, "0", preprocess=ScanPreprocess()).explain(np.zeros((4, 5, 6), np.float32), 1)
+    with pytest.raises(PreprocessError, match="volume scan-0: pass preprocess=ScanPreprocess"):
+        GradCAM(net, "0").explain(volume(), 1)
 
 
 def test_settings_that_mean_nothing_are_refused():

@@ -1,5 +1,7 @@
 """Volumes through models of pictures, slice by slice, and through models of patches: maps at their place in the volume."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,15 @@ def test_slices_along_any_axis_of_a_turned_volume_lie_where_they_were_cut():
             assert covered.all()
             centre = np.argwhere(values > 0.5 * values.max()).mean(0)
             assert np.abs(centre - [1, 5.5, 9.5]).max() <= 1.1, (orientation, axis, centre)
+            assert volume.peak_world == tuple((WORLD @ [*volume.peak, 1])[:3])
+            assert np.abs(np.array(volume.peak) - [1, 5.5, 9.5]).max() <= 3
+            np.testing.assert_array_equal(volume.image, np.where(scan.values > 0, 255, 0))
+
+
+def test_slices_are_drawn_through_the_window_that_the_model_sees_them_through():
+    scan = bright_at((4, 8, 16))
+    way = ScanPreprocess(window=(2000, 4001))
+    assert explain_slices(GradCAM(Brightness(), "pool", preprocess=way), scan, 1).volume.image.max() == 64
 
 
 def test_a_model_of_pictures_sees_all_slices_on_one_scale():
@@ -74,6 +85,15 @@ def test_a_model_of_pictures_sees_all_slices_on_one_scale():
     assert made.scores[2] == pytest.approx(made.scores[4] / 2, rel=0.01)
     assert made.volume.image.shape == (6, 16, 24)
     assert any("whole range, 0 to 1000 HU" in step for step in made.volume.steps)
+
+
+def test_slices_of_a_scan_whose_picture_may_hold_a_name_are_not_shown():
+    tool = GradCAM(Brightness(), "pool", preprocess=ScanPreprocess(normalise=(0, 1000)))
+    for said, shown in ((False, True), (True, False), (None, False)):
+        made = explain_slices(tool, replace(bright_at((4, 8, 16)), burned_in=said), 1)
+        assert (made.volume.image is not None) is shown
+        assert (made.volume.seen is not None) is shown
+        assert any("not shown" in note for note in made.volume.notes) is not shown
 
 
 def test_without_a_class_the_surest_slice_says_which():
@@ -119,8 +139,24 @@ def test_a_patch_is_explained_at_its_place():
     for start, size in (((5, 0, 0), (4, 4, 6)), ((0, 0), (4, 4)), ((0, 0, 0), (0, 1, 1))):
         with pytest.raises(InputError):
             explain_patch(tool, scan, start, size, 1)
+    with pytest.raises(InputError, match="another top class"):
+        explain_patches(tool, scan, (4, 4, 6), None)
     with pytest.raises(InputError, match="do not fit"):
         explain_patches(tool, scan, (9, 4, 6), 1)
+
+
+def test_patches_are_flagged_only_where_none_of_them_says_anything():
+    scan = Scan(np.zeros((8, 8, 12), np.float32), "scan-0", WORLD)
+    scan.values[6:8, 2:4, 8:10] = 1
+    tool = GradCAM(Volume(), "pool", preprocess=ScanPreprocess())
+    for target in (0, 1):
+        scan.values[0, 0, 0] = -90  # the patch of the highest score for class 0, of the least for class 1
+        whole = explain_patches(tool, scan, (4, 4, 6), target, overlap=0)
+        assert (whole.status == "ok") is bool((whole.heat > 0).any())
+        assert any("patches are flagged" in note for note in whole.notes)
+    scan.values[0, 0, 0] = 0
+    whole = explain_patches(tool, scan, (4, 4, 6), 0, overlap=0)
+    assert whole.status == "no_positive_evidence"
 
 
 def test_placements_follow_one_another():

@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,16 +47,22 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool 
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder that is there with all its files or not at all; an empty one in its place is taken, no other."""
+def new_folder(path: str | os.PathLike[str], is_own: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """A folder that is there with all its files or not at all; an empty one in its place is taken.
+
+    `is_own`: also one of whose files it is true, so that a former one is replaced; no other.
+    """
     path = Path(path)
-    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+    there = list(path.iterdir()) if path.is_dir() else []
+    if os.path.lexists(path) and (not path.is_dir() or not all(is_own and is_own(one) for one in there)):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         sibling.mkdir()
         yield sibling
+        for one in there:
+            one.unlink()
         sibling.replace(path)
     except BaseException:
         shutil.rmtree(sibling, ignore_errors=True)

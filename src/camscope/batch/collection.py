@@ -84,7 +84,7 @@ class Collection:
         """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
         source = self.source(row)
         expect_unchanged(row, source)
-        return seen(source)
+        return seen(source, self.facts["made_with"].get("window"))
 
     def expect_images(self) -> None:
         """ImageError where the images are those of a dataset that is not given."""
@@ -219,14 +219,17 @@ class Collection:
         return f"<table>{rows}</table>"
 
 
-def seen(source: Any) -> Pixels:
-    """(H,W,3), or (D,H,W) of a volume: an image as it is looked at; ImageError where text may be part of a scan's picture."""
+def seen(source: Any, window: str | None = None) -> Pixels:
+    """(H,W,3), or (D,H,W) of a volume: an image as it is looked at, a grey scan through the run's window.
+
+    ImageError where text may be part of a scan's picture.
+    """
     if not isinstance(source, Path) and not is_scan(source):
         return read_photo(source).pixels
     scan = read_scan(source)
     if not scan.may_be_shown:
         raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
-    return grey(scan)
+    return grey(scan, window)
 
 
 def expect_unchanged(row: Mapping[str, Any], source: Any) -> None:

@@ -13,6 +13,7 @@ from camscope.errors import InputError
 from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.private import scan_name
 from camscope.images.scans import is_scan
+from camscope.images.sources import selected
 
 
 class Places:
@@ -39,9 +40,10 @@ def has_scans(manifest: Manifest) -> bool:
 
 
 def _is_scan(manifest: Manifest, path: str) -> bool:
-    """By its bytes; of what leads out of the root nothing is read."""
+    """By its bytes, or as a folder, which is a series; of what leads out of the root nothing is read."""
     try:
-        return is_scan(manifest.place(path))
+        place = manifest.place(path)
+        return Path(selected(place)[0]).is_dir() or is_scan(place)
     except InputError:
         return False
 

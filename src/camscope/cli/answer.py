@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from camscope.cli.bars import Bar
     from camscope.explainers import Explainer
     from camscope.explainers.run import Watch
     from camscope.explanation import ClassScore, Explanation, Scale
@@ -39,24 +40,24 @@ class Answers:
     scans: Scans = field(default_factory=Scans)
     masks: Sequence[str] = ()
 
-    def write(self, row: int, path: Path, watch: "Watch | None" = None) -> "list[Line]":
+    def write(self, row: int, path: Path, bar: "Bar") -> "list[Line]":
         """Explain one image and write its files, none of which may be in the way; what to print of it.
 
-        `watch`: told which methods work next.
+        `bar`: of the command; it makes room for others.
         """
         called = self.scans.called(path)
         files = self.destination.files(row, path, self._names(), called)
         exported = self._exported(row, path, called)
         with base.remarks(quoting=called is None) as remarks:
-            methods, found = self._asked(self.scans.read(path), watch)
+            methods, found = self._asked(self.scans.read(path), bar.make_room)
         maps = [self.scans.discreet(one, path) for answers in found for one in answers]
         kept = [self.explainers.index(method) * len(self.questions) + q for method in methods for q in self._numbers]
         files = Files(files.pictures, tuple(files.raw[n] for n in kept))
         masks = self._masks(maps)
-        self._save(maps, files, masks)
+        self._save(maps, files, masks, bar)
         for n, one in zip(kept, maps, strict=True):
-            self.scans.write(one, exported[n], path, overwrite=self.destination.overwrite)
-            files = Files((*files.pictures, *exported[n]), files.raw)
+            viewed = self.scans.write(one, exported[n], path, overwrite=self.destination.overwrite)
+            files = Files((*files.pictures, *viewed), files.raw)
         notes = dict.fromkeys([*remarks, *(text for one in maps for text in one.notes)])
         return self._lines(called or base.shown(path), maps, files, list(notes))
 
@@ -78,7 +79,7 @@ class Answers:
     def _numbers(self) -> range:
         return range(len(self.questions))
 
-    def _asked(self, source: Any, watch: "Watch | None") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
+    def _asked(self, source: Any, watch: "Watch") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """The methods that answer, and [method][class], all from the same passes."""
         from camscope.explainers.suited import explain_suited
         from camscope.explainers.together import explain_each
@@ -102,7 +103,7 @@ class Answers:
         numbers = [f"q{n + 1}" for n in self._numbers]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
 
-    def _save(self, found: "Sequence[Explanation]", files: Files, masks: "dict[str, Any] | None") -> None:
+    def _save(self, found: "Sequence[Explanation]", files: Files, masks: "dict[str, Any] | None", bar: "Bar") -> None:
         from camscope.files import write_bytes
         from camscope.render import encode
 
@@ -112,7 +113,11 @@ class Answers:
                 write_bytes(path, encode(figure, path.suffix), overwrite=self.destination.overwrite)
         for one, paths in zip(found, files.raw, strict=True):
             for path in paths:
-                one.save(path, overwrite=self.destination.overwrite)
+                if path.suffix.lower() == ".gif" and one.heat.ndim == 3:
+                    with bar.beside("drawing slices") as watch:
+                        one.animate(path, mask=masks, watch=watch, overwrite=self.destination.overwrite)
+                else:
+                    one.save(path, overwrite=self.destination.overwrite)
 
     def _figure(self, found: "Sequence[Explanation]", masks: "dict[str, Any] | None" = None) -> "Picture":
         """The image and its maps; with several methods and several classes, a row for each class."""

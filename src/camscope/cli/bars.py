@@ -44,6 +44,15 @@ class Bar:
         self._bar.update(self._task, description=base.shown(what), completed=self._begun)
         self._begun += 1
 
+    @contextlib.contextmanager
+    def beside(self, what: str) -> "Iterator[Callable[[int, int], None]]":
+        """A second bar on the next line, told how many steps are done, of how many."""
+        task = self._bar.add_task(base.shown(what), total=None)
+        try:
+            yield lambda done, total: self._bar.update(task, completed=done, total=total)
+        finally:
+            self._bar.remove_task(task)
+
     def make_room(self, working: "Sequence[Method]") -> None:
         """Be away while methods with a bar of their own work, for a terminal has one last line; then be back."""
         own = any(getattr(tool, "progress", False) for tool in working)

@@ -47,7 +47,9 @@ def run(
     ] = "camscope-explain",
     formats: Annotated[
         str | None,
-        typer.Option("--format", metavar="A,B", help="png, jpg, webp (figures), npz, json (raw maps); default: png."),
+        typer.Option(
+            "--format", metavar="A,B", help="png, jpg, webp (figures), gif (through a volume), npz, json (maps)."
+        ),
     ] = None,
     overwrite: base.OverwriteOption = False,
     colormap: base.ColormapOption = "auto",
@@ -170,7 +172,7 @@ def _each(answers: Answers, paths: Sequence[tuple[int, Path]], outcome: _Outcome
     with bars.bar("explaining", len(paths), console) as bar:
         for row, path in paths:
             try:
-                for line in answers.write(row, path, bar.make_room):
+                for line in answers.write(row, path, bar):
                     console.print(line, soft_wrap=isinstance(line, Text))  # a path is never broken in two
                 outcome.done += 1
             except Exception as error:  # a decoder, a model and a disk may raise anything; the other images go on

@@ -1,5 +1,6 @@
 """Scans on the command line: what is meant, what it is called where others may see it, and what viewers open."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,8 @@ ScansOption = Annotated[
 @dataclass(frozen=True)
 class Scans:
     """How scans are read and written. `series`: a folder is one; `axis`: volumes are asked about slice by slice along it;
-    `every`: all images are kept as private as scans are, for there are scans among them, or the profile says so.
+    `every`: all images are kept as private as scans are, for there are scans among them, or the profile says so;
+    `opens`: the preprocessing opens files itself, as MONAI's transforms do.
     """
 
     series: bool = False
@@ -49,6 +51,7 @@ class Scans:
     profile: str = "research"
     axis: int | None = None
     every: bool = False
+    opens: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [one for one in self.exports if one not in TAILS]:
@@ -69,8 +72,18 @@ class Scans:
     def read(self, path: Path) -> Any:
         """A scan, through the window; of a photograph its path."""
         if not self.meant(path):
+            for given, said in (
+                (self.window, "--window is for DICOM, NIfTI and their kin"),
+                (self.axis, "--slices is for volumes"),
+            ):
+                if given is not None:
+                    raise ImageError(f"{path} is no scan: {said}")
+            return path
+        if self.opens:
             if self.window is not None:
-                raise ImageError(f"{path} is no scan: --window is for DICOM, NIfTI and their kin")
+                raise ImageError(
+                    "--window: the model's preprocessing is MONAI's, which opens files itself: set it there"
+                )
             return path
         from camscope.images.scans import read_scan
 
@@ -98,8 +111,11 @@ class Scans:
     def through(self, tools: "Sequence[Explainer]") -> "Scans":
         """The same for explainers: what enters a model as a scan is one."""
         from camscope.explainers.inputs import takes_scans
+        from camscope.images.metatensor import MonaiTransforms
 
-        return replace(self, every=self.every or any(takes_scans(tool.preprocess) for tool in tools))
+        ways = [tool.preprocess for tool in tools]
+        opens = any(isinstance(way, MonaiTransforms) for way in ways)
+        return replace(self, every=self.every or any(map(takes_scans, ways)), opens=opens)
 
     def discreet(self, one: "Explanation", path: Path) -> "Explanation":
         """An explanation of a scan without a name of a file."""
@@ -123,21 +139,24 @@ class Scans:
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
         kind = "" if isinstance(error, CamscopeError) else f"{type(error).__name__}: "
-        words = unquoted(error).replace(str(path), called).replace(path.name, called)
+        words = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", called, unquoted(error).replace(str(path), called))
         return kind + base.shown(words)[: base.LONGEST]
 
     def files(self, stem: Path, tails: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""
         return [tuple(stem.with_name(stem.name + tail + TAILS[kind]) for kind in self.exports) for tail in tails]
 
-    def write(self, one: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool) -> None:
-        """The exports of a map."""
+    def write(self, one: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool) -> list[Path]:
+        """The exports of a map; the pictures of a volume's slices are a folder, which is not called .dcm."""
         from camscope.medical import export
 
+        like, written = source if self.meant(source) else None, []
         for kind, path in zip(self.exports, paths, strict=True):
-            like = source if self.meant(source) else None
+            if kind == "sc" and one.heat.ndim == 3:
+                path = path.with_suffix("")
             path.parent.mkdir(parents=True, exist_ok=True)
-            export(one, path, kind, source=like, profile=self.profile, overwrite=overwrite)
+            written.append(export(one, path, kind, source=like, profile=self.profile, overwrite=overwrite))
+        return written
 
 
 def checked(profile: str | None) -> "Profile | None":
@@ -157,14 +176,13 @@ def masks_of(given: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
     found = {}
     for one in given:
         name, equals, file = one.rpartition("=")
-        path = Path(file)
+        path, called = Path(file), f"mask {name}" if name else MASKED
         try:
             values = read_scan(path).values != 0 if is_scan(path) else read_photo(path).pixels.any(2)
         except ImageError as error:
-            raise ImageError(f"the mask {name or MASKED}: {unquoted(error).removeprefix(f'{path}: ')}") from None
+            raise ImageError(f"the {called}: {unquoted(error).removeprefix(f'{path}: ')}") from None
         if values.shape != shape:
-            raise ImageError(
-                f"the mask {name or MASKED} is {values.shape} and the image {shape}; expected the same size"
-            )
+            sizes = (" x ".join(map(str, size)) for size in (values.shape, shape))
+            raise ImageError("the {} is {} and the image {}; expected the same size".format(called, *sizes))
         found[name if equals else MASKED] = values
     return found

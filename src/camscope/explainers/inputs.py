@@ -76,11 +76,12 @@ def read_item(
     from camscope.images.private import scan_name
     from camscope.images.scan import Scan
     from camscope.images.scan_preprocess import ScanPreprocess
-    from camscope.images.scans import is_scan, read_scan
+    from camscope.images.scans import is_scan, may_be_shown, read_scan
 
     if isinstance(preprocess, MonaiTransforms) and isinstance(source, str | Path):
         x, place, world = preprocess(source)
-        return Item(x.to(*home), place, scan_name(source), None, picture_of(x, None), world)
+        seen, flags = (picture_of(x, None), ()) if may_be_shown(Path(source)) else (None, (UNSEEN,))
+        return Item(x.to(*home), place, scan_name(source), None, seen, world, flags=flags)
     if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
         return item_of(read_scan(source), preprocess, home)
     photo = read_photo(source)
@@ -98,9 +99,19 @@ def takes_scans(preprocess: object) -> bool:
 
 def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype]) -> Item:
     """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures."""
+    from camscope.images.metatensor import MonaiTransforms
     from camscope.images.scan_pixels import grey, pixels_of
     from camscope.images.scan_preprocess import ScanPreprocess
 
+    if isinstance(preprocess, MonaiTransforms):
+        raise PreprocessError(
+            f"{scan.name}: MONAI's transforms load a file themselves, and this one is read already: explain its path, or "
+            f"pass preprocess=ScanPreprocess(...)"
+        )
+    if preprocess is None and len(scan.shape) == 3:
+        raise PreprocessError(
+            f"no preprocessing is known for the volume {scan.name}: pass preprocess=ScanPreprocess(...)"
+        )
     way = known(preprocess, scan.name)
     placement: Placement | None
     image: Pixels | None

@@ -84,6 +84,10 @@ class Scan:
         window = Window.of(window)
         if self.colour:
             raise PreprocessError(f"{self.name}: a window is for grey values, and this scan is in colour")
+        if self.limits is not None:
+            raise PreprocessError(
+                f"{self.name}: it is behind a window already; {window} would be of its values from 0 to 1"
+            )
         values = window(self.values).astype(np.float32, copy=False)
         return replace(self, values=values, unit="", limits=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
 

@@ -20,7 +20,7 @@ def pixels_of(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
     if len(scan.shape) != 2:
         raise ImageError(
             f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is one of pictures: use "
-            f"explain_slices, or pass preprocess=ScanPreprocess(...) to a model of volumes"
+            f"explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a model of volumes"
         )
     if scan.colour:
         return np.ascontiguousarray(scan.values), scan

@@ -64,6 +64,10 @@ class ScanPreprocess:
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
         """The model's input and where it lies on the scan."""
+        if self.window is not None and scan.limits is not None:
+            raise PreprocessError(
+                f"{scan.name}: it is behind a window already, and the preprocessing has one of its own; leave out one of them"
+            )
         place = Placement.identity(scan.shape)
         if self.orientation is not None:
             scan, place = oriented(scan, self.orientation)

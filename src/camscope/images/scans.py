@@ -6,18 +6,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from camscope.errors import ImageError
+from camscope.errors import CamscopeError, ImageError
 from camscope.images.dicom import read_dicom
-from camscope.images.dicom_file import has_dicom_mark
+from camscope.images.dicom_file import has_dicom_mark, load, pydicom_there
 from camscope.images.itk import SUFFIXES as ITK
 from camscope.images.itk import read_itk
 from camscope.images.listing import MEDICAL, PICTURES
 from camscope.images.nifti import is_nifti, read_nifti
-from camscope.images.private import scan_name
+from camscope.images.private import scan_name, told
 from camscope.images.raster import read_raster
 from camscope.images.scan import Scan
 from camscope.images.series import read_series
 from camscope.images.sources import selected
+from camscope.images.tags import burned_in
 
 DICOM, NIFTI, RASTER = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
 ENOUGH = 64  # files of a folder that are looked into
@@ -56,11 +57,13 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     if isinstance(source, bytes):
         return _of_bytes(source, frame, window)
     if not isinstance(source, str | Path):
-        if not isinstance(source, Iterable):
+        files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
+        if not files or not all(isinstance(one, str | Path) for one in files):
             raise ImageError(
-                f"the scan is a {type(source).__name__}; expected a path, a list of paths, or a file's bytes"
+                f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or of numbers a "
+                f"camscope.images.scan.Scan(values, name)"
             )
-        return read_series(source, series=frame, window=window)
+        return read_series(files, series=frame, window=window)
     path, _ = selected(source)
     if path.is_dir():
         return read_series(source, series=frame, window=window)
@@ -72,6 +75,28 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     if name.endswith(RASTER):
         return read_raster(source, frame=frame, window=window)
     return read_dicom(source, frame=frame, window=window)
+
+
+def may_be_shown(place: Path) -> bool:
+    """Whether no text is known to be in the picture of what another reader takes: of DICOM by its headers, all else is."""
+    if not is_scan(place) or place.name.lower().endswith((*NIFTI, *ITK)):
+        return True
+    path, _ = selected(place)
+    try:
+        files = list(islice((one for one in path.iterdir() if one.is_file()), ENOUGH)) if path.is_dir() else [path]
+    except OSError:
+        return False
+    name = scan_name(path)
+    return all(_said_clean(file, name) for file in files if has_dicom_mark(_head(file)) or file == path)
+
+
+def _said_clean(file: Path, name: str) -> bool:
+    try:
+        pydicom_there()
+        with told(name):
+            return burned_in(load(file, name, pixels=False)[0]) is False
+    except CamscopeError:  # nobody knows
+        return is_nifti(_head(file))
 
 
 def _of_bytes(data: bytes, frame: int | None, window: Any) -> Scan:

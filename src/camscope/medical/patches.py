@@ -11,7 +11,7 @@ from camscope.errors import InputError
 from camscope.explainers import Explainer
 from camscope.explainers.inputs import Item
 from camscope.explainers.runs import counted
-from camscope.explanation import Explanation
+from camscope.explanation import OK, Explanation
 from camscope.geometry import Placement
 from camscope.targets import Question
 
@@ -38,13 +38,15 @@ def explain_patches(
     """Every patch of `size` of the preprocessed input, explained, and their maps as one at the input's resolution.
 
     Neighbours share `overlap` of their length; the last along an axis ends where the input ends. Each pixel has the mean of
-    the maps that show it. `target`: of all patches. The score is that of the patch that has the highest.
+    the maps that show it. `target`: of all patches, and not None. The score is that of the patch that has the highest.
     """
+    if target is None:
+        raise InputError("each patch may have another top class, and their maps have no mean: pass a target")
     if not 0 <= overlap < 1:
         raise InputError(f"overlap={overlap}: expected a number from 0 to below 1")
     item, size = tool.read(source), tuple(size)
     whole = tuple(item.x.shape[1:])
-    total, count, best = np.zeros(whole), np.zeros(whole), None
+    total, count, best, fine = np.zeros(whole), np.zeros(whole), None, 0
     starts = list(_starts(whole, size, overlap))
     with counted(f"{tool.title}, {len(starts)} patches", len(starts), progress) as advance:
         for start in starts:
@@ -52,11 +54,14 @@ def explain_patches(
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))
             total[part] += Placement.identity(size).project(one.heat)[0]
             count[part] += 1
+            fine += one.status == OK
             best = one if best is None or one.score > best.score else best
             advance(1)
     if best is None:
         raise InputError("there is no patch")
-    words = " x ".join(map(str, size))
+    words, notes = " x ".join(map(str, size)), best.notes
+    if fine < len(starts):
+        notes = (*notes, f"the maps of {len(starts) - fine} of {len(starts)} patches are flagged")
     settings = {**best.parameters, "patch": f"each of {words}, overlap {overlap:g}"}
     return replace(
         best,
@@ -64,11 +69,12 @@ def explain_patches(
         error=None,
         input_size=whole,
         placement=item.placement,
+        status=OK if fine else best.status,
         layout=None,
         measures={},
         parameters=settings,
         seen=item.seen,
-        notes=(*best.notes, f"the mean of {len(starts)} patches of {words}; the score is that of the highest"),
+        notes=(*notes, f"the mean of {len(starts)} patches of {words}; the score is that of the highest"),
     )
 
 

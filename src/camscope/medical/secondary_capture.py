@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope import render
+from camscope.errors import CamscopeError
 from camscope.explanation import AUTO, Explanation, Pixels, Scale
 from camscope.files import new_folder, write_bytes
+from camscope.images.dicom_file import load
+from camscope.images.private import told
 from camscope.images.scan_pixels import grey
+from camscope.images.tags import SECONDARY_CAPTURE
 from camscope.medical.clinical import SERIES, Source, described, expect_clinical, file_bytes, making, source_of
 from camscope.medical.equipment import MAKER, equipment
 from camscope.medical.facts import derivation
@@ -40,7 +44,8 @@ def to_secondary_capture(
     `source`: the DICOM file, folder or list of files that was explained, or its `Scan`; it is referred to.
         `profile="clinical"` allows the patient's and the study's data to be copied, without which a PACS could not file it.
     `scale`: as of `Explanation.overlay`, one for all slices. Of a volume `path` is a new folder: `0001.dcm` and on, in the
-        order of the slices. Words and the colour bar stand below and to the right: each pixel of the scan stays where it is.
+        order of the slices; `overwrite` replaces one that holds nothing but such. Words and the colour bar stand below and to
+        the right: each pixel of the scan stays where it is.
     """
     expect_clinical(profile, WHAT)
     files = source_of(source)
@@ -49,10 +54,20 @@ def to_secondary_capture(
         with making(WHAT, files.scan.name):
             data = next(_files(explanation, found, files, scale))
         return write_bytes(path, data, overwrite=overwrite)
-    with new_folder(path) as folder, making(WHAT, files.scan.name):
+    with new_folder(path, _is_own if overwrite else None) as folder, making(WHAT, files.scan.name):
         for number, data in enumerate(_files(explanation, found, files, scale), 1):
             write_bytes(folder / f"{number:04d}.dcm", data, sync=False)
     return Path(path)
+
+
+def _is_own(file: Path) -> bool:
+    """Whether a file is such a picture."""
+    try:
+        with told(file.name):
+            header, _ = load(file, file.name, pixels=False)
+    except CamscopeError:
+        return False
+    return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (MAKER, SECONDARY_CAPTURE)
 
 
 def _files(explanation: Explanation, found: Native, source: Source, scale: Scale) -> Iterator[bytes]:

@@ -58,9 +58,13 @@ def explain_slices(
     expect_count(batch_size=batch_size)
     scan = read_scan(source)
     if len(scan.shape) != 3:
-        raise InputError(f"{scan.name} is {' x '.join(map(str, scan.shape))}: slices are of a volume; use explain")
+        raise InputError(
+            f"{scan.name} is {' x '.join(map(str, scan.shape))}: slices are of a volume; use explain (no --slices)"
+        )
     if axis not in (0, 1, 2):
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
+    window = tool.preprocess.window if isinstance(tool.preprocess, ScanPreprocess) else None
+    world, image = scan.world, grey(scan, window) if scan.may_be_shown else None
     tool, scan, place = _turned(tool, scan)
     order = [axis, *(i for i in range(3) if i != axis)]
     flat = [_slice(scan, n, order) for n in range(scan.shape[axis])]
@@ -70,7 +74,9 @@ def explain_slices(
         notes.append(f"no class was asked for: {surest.label} is that of which the model is surest on any slice")
         if any(one.target != surest.target for one in made):
             made = _asked(tool, flat, surest.target, batch_size, progress)
-    return _together(made, scan, place.transposed(order), order, notes)
+    scores, chances = (np.array([getattr(one, key) for one in made], np.float64) for key in ("score", "probability"))
+    volume = _together(made, place.transposed(order), order, notes)
+    return Slices(replace(volume, image=image, world=world), scores, chances, made)
 
 
 def _turned(tool: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
@@ -103,12 +109,9 @@ def _asked(
     return made
 
 
-def _together(
-    made: Sequence[Explanation], scan: Scan, stack: Placement, order: Sequence[int], notes: Sequence[str]
-) -> Slices:
+def _together(made: Sequence[Explanation], stack: Placement, order: Sequence[int], notes: Sequence[str]) -> Explanation:
     """The maps as one: its axes are the slices' and then those of a slice."""
-    first, scores = made[0], np.array([one.score for one in made])
-    best = made[int(scores.argmax())]
+    first, best = made[0], max(made, key=lambda one: one.score)
     place = None
     if first.placement is not None:
         flat, matrix = first.placement, np.eye(3, 4)
@@ -120,7 +123,7 @@ def _together(
     if flagged:
         count = sum(one.status != OK for one in made)
         notes = [*notes, f"{count} of {len(made)} slices are flagged: {', '.join(sorted(flagged)).replace('_', ' ')}"]
-    volume = replace(
+    return replace(
         best,
         heat=heat,
         error=None,
@@ -130,10 +133,6 @@ def _together(
         notes=(*dict.fromkeys(note for one in made for note in one.notes), *notes),
         measures={},
         parameters={**best.parameters, "slices along axis": order[0]},
-        image=grey(scan),
         seen=np.stack(seen) if len(seen) == len(made) else None,
-        world=scan.world,
         steps=(*best.steps, f"slices along axis {order[0]}"),
     )
-    chances = np.array([np.nan if one.probability is None else one.probability for one in made])
-    return Slices(volume, scores, chances, made)
