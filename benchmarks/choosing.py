@@ -19,12 +19,12 @@ from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
 from camscope.batch import manifest_of
 from camscope.explainers import Explainer
-from camscope.measure.candidates import candidates
-from camscope.measure.choose import Choice, choose
+from camscope.measure.choosing.candidates import candidates
+from camscope.measure.choosing.choose import Choice, choose
+from camscope.measure.choosing.judging import judged
+from camscope.measure.choosing.samples import samples_of
+from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
 from camscope.measure.evidence import evidence_of
-from camscope.measure.judging import judged
-from camscope.measure.samples import samples_of
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
 from camscope.phantom import CATEGORIES, draw
 
 CRITERIA = (FAITHFULNESS, LOCALISATION, ROBUSTNESS)

@@ -194,6 +194,16 @@ def nifti(cage: Cage, path: Path, values: np.ndarray, world: np.ndarray) -> Path
     return path
 
 
+def itk(cage: Cage, path: Path, values: np.ndarray) -> Path:
+    """An NRRD or MetaImage file with a canary in its metadata."""
+    import SimpleITK
+
+    image = SimpleITK.GetImageFromArray(values)
+    image.SetMetaData("PatientName", cage.word(f"metadata of {path.suffix}"))
+    SimpleITK.WriteImage(image, str(path))
+    return path
+
+
 def picture(cage: Cage, path: Path, pixels: np.ndarray) -> Path:
     """A PNG, JPEG or TIFF with a canary in each text that its format has."""
     image, exif = Image.fromarray(pixels), Image.Exif()

@@ -1,6 +1,7 @@
 """Medical images as rows of a run: volumes, series, single files; nothing of a patient in what is written."""
 
 import csv
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -191,3 +192,17 @@ def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
     assert made.failures == 0
     assert leaks(tmp_path / "out") == set()
+
+
+def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):
+    """Rows keep their numbers where others are left out: each is of its own file."""
+    from camscope.measure.making import make_maps
+
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    make_maps(tool, scans / "list.csv", tmp_path / "out", images=2, seed=3)
+    rows = Run(tmp_path / "out").table().to_pylist()
+    names = ["JaneDoe1970.dcm", "JaneDoe broken.dcm", "second.dcm", "JaneGone.dcm"]
+    assert [row["row"] for row in rows] != [0, 1]
+    for row in rows:
+        file = scans / names[row["row"]]
+        assert row["sha256"] == (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None)

@@ -1,6 +1,7 @@
 """Choosing a method: a race on one's own images, its verdict in words, and a file that other commands take."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from camscope import GradCAM, Saliency, load_model
-from camscope.cli import app
+from camscope.cli import app, base
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
 from camscope.geometry import Placement
@@ -19,14 +20,18 @@ pytest.importorskip("scipy")
 
 from scipy import stats
 
+from camscope.batch import manifest_of
 from camscope.cli.benchmark import phantoms
-from camscope.measure import choice as file
-from camscope.measure.candidates import candidates, stages
-from camscope.measure.choose import Choice, _drop, choose, same
-from camscope.measure.race import losing, order, without_losers
-from camscope.measure.samples import on_input
-from camscope.measure.standing import FAITHFULNESS, Sample, Standing, quality, reference
+from camscope.measure.choosing import choice as file
+from camscope.measure.choosing import judging
+from camscope.measure.choosing.candidates import candidates, stages
+from camscope.measure.choosing.choose import Choice, _drop, choose, same
+from camscope.measure.choosing.race import losing, order, without_losers
+from camscope.measure.choosing.samples import on_input, samples_of, told_of
+from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, Sample, Standing, quality, reference
+from camscope.measure.maps import side_of
 from camscope.metrics.statistics import holm
+from camscope.metrics.trial import Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -50,7 +55,7 @@ class Named:
 
 def standing(title, values, **others):
     own = {FAITHFULNESS: list(values), **others}
-    return Standing(Named(title), own, 1.0, len(values), first=[np.array([hash(title) % 97, 1.0])])
+    return Standing(Named(title), own, 1.0, len(values), first=[np.array([float(ord(title[0])), 100.0])])
 
 
 def test_quality_is_the_share_of_what_all_made_at_first_and_does_not_depend_on_who_is_left():
@@ -116,7 +121,7 @@ def test_words_of_maps_that_are_the_same_or_do_not_hold_still():
     assert not a.out
     assert b.out == "its maps are those of a"
     assert c.out == "its maps do not hold still when the image hardly changes (correlation 0.35)"
-    b.first, zero = [a.first[0] + [0, 0.1]], standing("z", [1.0])
+    b.first, zero = [a.first[0] + [0, 10]], standing("z", [1.0])
     assert not same(a, b)
     zero.first = [np.zeros(2)]
     assert same(zero, zero)
@@ -192,3 +197,82 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"]).exit_code == 2
     with (tmp_path / "set" / "list.csv").open() as table:
         assert next(csv.reader(table)) == ["path", "mask", "target"]
+
+
+def test_evidence_that_the_first_images_lack_counts_from_where_it_is_known(model):
+    """The maps are alike but for where they lie, which only the masks of the last images tell."""
+    drawn = np.random.default_rng(0).permutation(24)
+    pool = samples(model, 24)
+    known = [
+        replace(one, mask=one.mask if place >= 8 else None) for one, place in zip(pool, np.argsort(drawn), strict=True)
+    ]
+
+    def judge(racing, some):
+        for worth, one in enumerate(racing):
+            one.values[FAITHFULNESS] += [0.5] * len(some)
+            one.values[LOCALISATION] += [np.nan if each.mask is None else 1.0 + worth for each in some]
+            one.images += len(some)
+
+    tools = candidates(model, pool[0].item.x[None], ["gradcam", "layercam"], ["layer4"])
+    made = choose(tools, known, judge=judge)
+    assert [one.title for one in made.best] == ["layercam · layer4"]
+
+
+@pytest.mark.parametrize("shape", [(3, 28, 140), (1, 28, 56, 140), (1, 29)])
+def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
+    assert side_of(torch.zeros(shape)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "saying"),
+    [
+        (["--masks", "empty"], "no image has evidence: there is no mask of its name (8 x)"),
+        (["--save", "choice.json"], "choice.json; expected a file of .toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_is_noticed_before_the_model_is_loaded(tmp_path, monkeypatch, words, saying):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base, "loaded", lambda *_: pytest.fail("the model is loaded"))
+    phantoms(tmp_path / "set", 8, 700)
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(app, ["choose", "set/list.csv", *words])
+    assert result.exit_code == 2
+    assert saying in " ".join(result.stderr.split())
+
+
+def test_what_is_left_out_is_counted_in_english():
+    assert list(told_of({"a": 1, "b": 2})) == ["1 image left out: a", "2 images left out: b"]
+
+
+def test_an_image_that_is_asked_for_no_class_is_left_out(tmp_path, model):
+    phantoms(tmp_path, 8, 700)
+    lines = (tmp_path / "list.csv").read_text().splitlines()
+    (tmp_path / "list.csv").write_text("\n".join([*lines[:-1], lines[-1].rpartition(",")[0] + ",tulip"]))
+    found, left_out = samples_of(manifest_of(tmp_path / "list.csv"), GradCAM(model))
+    assert len(found) == 7
+    (reason,) = left_out
+    assert reason.startswith("no class 'tulip'")
+
+
+def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
+    """Else the luck of one order would be in the mean over images, and every flat map at once would have it."""
+    pool, net = samples(model, 2), model
+
+    class Flat:
+        model, categories = net, CATEGORIES
+
+        def attribute(self, x, targets):
+            return torch.ones(len(x), *x.shape[2:])
+
+    twice = [pool[0], replace(pool[0]), pool[1]]
+    one = standing("flat", [])
+    one.tool = Flat()
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "Trial", lambda *given: seen.append(given[-1]) or Trial(*given))
+        judging.judged([one], twice, 2, 32, 0)
+        judging.judged([one], twice, 2, 32, 1)
+    first, other = seen[0], seen[2]
+    assert first[0] == first[1] != first[2]
+    assert set(first).isdisjoint(other)

@@ -92,8 +92,42 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
         read.mask(row, (64, 64))
     with pytest.raises(InputError, match="no category 'tulip'; there are nodule, wire"):
         evidence_of(tmp_path / "coco.json", columns, place, ["tulip"])
-    with pytest.raises(InputError, match="no column of the run: row, id, path"):
+    with pytest.raises(InputError, match=r"no column of the manifest \(patient, boxes, mask\)"):
         evidence_of("nowhere", columns, place)
+
+
+def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path):
+    for folder, grey in (("a", 255), ("b", 0)):
+        (tmp_path / "masks" / folder).mkdir(parents=True)
+        Image.new("L", (2, 3), grey).save(tmp_path / "masks" / folder / "1.png")
+    coco = {
+        "images": [{"id": n, "file_name": f"{folder}/1.jpg", "width": 2, "height": 3} for n, folder in enumerate("ab")],
+        "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 2, 3]},
+                        {"id": 1, "image_id": 1, "category_id": 0, "bbox": [0, 0, 1, 1]}],
+    }  # fmt: skip
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    for source, sums in ((tmp_path / "masks", (6, 0)), (tmp_path / "coco.json", (6, 1))):
+        known = evidence_of(source, [], tmp_path)
+        found = [known.mask({"path": f"photos/{folder}/1.jpg"}, (3, 2)).sum() for folder in "ab"]
+        assert tuple(found) == sums
+        assert known.mask({"path": "b\\1.jpg"}, (3, 2)).sum() == sums[1]
+        with pytest.raises(UndefinedError, match="2 of its name, and no folder tells which"):
+            known.mask({"path": "photos/c/1.jpg"}, (3, 2))
+
+
+def test_run_lengths_go_down_the_columns_and_are_no_box(tmp_path):
+    coco = {
+        "images": [{"id": 0, "file_name": "1.jpg", "width": 2, "height": 3}],
+        "annotations": [{"id": 0, "image_id": 0, "category_id": 0, "bbox": [0, 0, 2, 3],
+                         "segmentation": {"size": [3, 2], "counts": [1, 3, 2]}}],
+    }  # fmt: skip
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    made = evidence_of(tmp_path / "coco.json", [], tmp_path).mask({"path": "1.jpg"}, (3, 2))
+    assert made.tolist() == [[False, True], [True, False], [True, False]]
+    coco["annotations"][0]["segmentation"]["counts"] = "02203"
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    with pytest.raises(InputError, match="expected counts as a list of numbers"):
+        evidence_of(tmp_path / "coco.json", [], tmp_path).mask({"path": "1.jpg"}, (3, 2))
 
 
 # --- values
@@ -161,6 +195,14 @@ def test_what_was_cropped_away_is_no_background():
         shown(one, mask)
 
 
+def test_maps_that_know_nothing_stand_beside_a_metric_of_the_map_alone(place, tmp_path):
+    made = measure(place / "run", tmp_path / "out", metrics=["effective-area"])
+    flat = rows_of(made, method="uniform")
+    assert len(flat) == 11  # of all images but the broken one
+    assert [one["value"] for one in flat] == [pytest.approx(0.9)] * 11
+    assert {row["method"] for row in made.table("control").to_pylist()} == {"uniform", "centre", "edges", "random"}
+
+
 # --- statements
 
 
@@ -200,7 +242,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     words = ["measure", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
     result = CliRunner().invoke(app, [*words, "--figure", "f.png", "--where", "row <> 5"])
     assert result.exit_code == 0, result.output
-    assert "enrichment: energy inside" in result.stdout
+    assert "enrichment, more is better: energy inside" in result.stdout
     assert "gradcam · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
@@ -209,6 +251,42 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
     assert "this is no run" in other.stderr
+
+
+def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()
+    for n in (0, 1):
+        (tmp_path / "some" / f"{n:02d}.png").write_bytes((place / "masks" / f"{n:02d}.png").read_bytes())
+    words = ["measure", str(place / "run"), "--metric", "enrichment", "--masks", "some", "-o", "out"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "undefined 9 of gradcam, layercam, uniform, centre, edges and random: there is no mask of" in result.stdout
+    assert "not an image of a format" in result.stdout
+    (tmp_path / "none").mkdir()
+    for metric in ("enrichment", "enrichment,sparseness"):
+        other = CliRunner().invoke(app, [*words[:3], metric, "--masks", "none", "-o", metric])
+        assert other.exit_code == 2
+        assert "no image has evidence: there is no mask of its name (22 x)" in " ".join(other.stderr.split())
+
+
+def test_a_method_without_any_value_says_of_how_many_rows():
+    row = {"method": "a", "layer": "l", "parameters": None, "control": False, "metric": "sparseness", "value": None}
+    (lines,) = summarised(pa.Table.from_pylist([{"row": n, "target": "0", **row} for n in range(3)])).values()
+    assert [(one.n, one.undefined) for one in lines] == [(0, 3)]
+
+
+def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
+    row = {"layer": "l", "parameters": None, "metric": "enrichment"}
+    good = [{**row, "row": n, "target": "0", "method": "good", "control": False, "value": 9.0} for n in range(6)]
+    weak = [{**row, "row": n, "target": t, "method": "weak", "control": False, "value": v} for n in range(6)
+            for t, v in (("0", 8.0), ("1", 1.0))]  # fmt: skip
+    blind = [{**row, "row": n, "target": "0", "method": "centre", "control": True, "value": 0.5} for n in range(6)]
+    (lines,) = summarised(pa.Table.from_pylist([*good, *weak, *blind])).values()
+    (first, second, _) = lines
+    assert (second.under_best.mean, second.under_best.n) == (-1.0, 6)  # the other was not asked target 1: no pair
+    assert (second.over_control.mean, second.over_control.n) == (4.0, 12)
+    assert (first.over_control.mean, first.over_control.n) == (8.5, 6)
 
 
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
@@ -228,6 +306,21 @@ def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypat
     other = CliRunner().invoke(app, [*words[:-1], "out", "--seed", "3"])
     assert other.exit_code != 0
     assert CliRunner().invoke(app, ["benchmark", "photos"]).exit_code == 2
+
+
+def test_an_interrupted_benchmark_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["benchmark", "phantom", "--method", "gradcam", "--count", "2", "-o", "out"]
+    for place in ("camscope.batch.run_batch", "camscope.measure.measure"):
+
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, interrupted)
+            result = CliRunner().invoke(app, words)
+        assert result.exit_code == 130
+        assert "what is done is in out: start the same command again" in " ".join(result.stderr.split())
 
 
 def test_evidence_that_has_changed_is_another(place, tmp_path):

@@ -284,7 +284,12 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
     words = ["measure", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
     result = CliRunner().invoke(app, [*words, "--fill", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output
-    for said in ("deletion, mean: the area", "insertion, zero", "average-drop: max", "edges (control)"):
+    for said in (
+        "deletion, mean, less is better: the area",
+        "insertion, zero",
+        "average-drop, less",
+        "edges (control)",
+    ):
         assert said in result.stdout
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size

@@ -7,6 +7,7 @@ from mutants_of_exports import OF_EXPORTS
 from mutants_of_faithfulness import OF_FAITHFULNESS
 from mutants_of_metrics import OF_METRICS
 from mutants_of_pixels import OF_PIXELS
+from mutants_of_privacy import OF_PRIVACY
 from mutants_of_scans import OF_SCANS
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS],
+    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS, *OF_PRIVACY],
     ids=lambda mutant: mutant.slip,
 )
 def test_a_planted_slip_is_noticed(mutant):

@@ -1,6 +1,7 @@
 """Canaries planted wherever a patient can hide: none is in anything that camscope writes or says, packed or not."""
 
 import csv
+import importlib.util
 import io
 import logging
 import shutil
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 from camscope.batch import Run
 from camscope.cli import app
-from canaries import Cage, dicom, nifti, picture, save
+from canaries import Cage, dicom, itk, nifti, picture, save
 from scan_files import slices
 
 pytestmark = [
@@ -121,6 +122,9 @@ def ward(tmp_path_factory) -> Ward:
     for what, suffix in (("nifti", ".nii"), ("packed", ".nii.gz")):
         nifti(cage, made.name(what, suffix), rng.random((10, 9, 8)).astype(np.float32), world)
     made.name("cut nifti", ".nii.gz").write_bytes(made.files["packed"].read_bytes()[:-300])
+    if importlib.util.find_spec("SimpleITK") is not None:
+        for suffix in (".nrrd", ".mha"):
+            itk(cage, made.name(suffix, suffix), rng.random((10, 9, 8)).astype(np.float32))
     picture(cage, made.name("png", ".png"), (rng.random((30, 30)) * 60000).astype(np.uint16))
     picture(cage, made.name("photo", ".png"), (rng.random((30, 30, 3)) * 255).astype(np.uint8))
     picture(cage, made.name("jpeg", ".jpg"), (rng.random((30, 30, 3)) * 255).astype(np.uint8))
@@ -241,7 +245,8 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
         assert told(cage, cage.found(page.read_bytes())) == {}
     ears.run("export", out, "--format", "png,jpg,webp,npz,json,csv,coco", "-o", tmp_path / "export", code=1)
     measures = tmp_path / "measures"
-    for masks in ([], ["--masks", "outlines"], ["--masks", ward.folder]):
+    asked = [[], ["--masks", "outlines"], ["--masks", ward.folder]]
+    for masks in asked if kind == "png" else asked[1:2]:
         words = ["--scans", table, "-o", measures, "--overwrite", "--figure", tmp_path / "figure.png"]
         ears.run("measure", out, *words, *masks, "--overwrite", code=2 if masks[1:] == ["outlines"] else 0)
     assert told(cage, of_files(cage, tmp_path)) == {}
@@ -250,7 +255,8 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
 
 
 def test_runs_of_volumes(ward, ears, tmp_path):
-    table = ward.table(["nifti", "packed", "cut nifti", "series"])
+    kinds = [kind for kind in ("nifti", "packed", "cut nifti", "series", ".nrrd", ".mha") if kind in ward.files]
+    table = ward.table(kinds)
     out = tmp_path / "out"
     ears.run("batch", table, "-o", out, "-m", model(ward, "deep"), "--overlays", "png", "--height", 64, code=1)
     assert Run(out).failures == 1
@@ -332,6 +338,17 @@ def test_other_commands_call_a_scan_by_its_hash(ward, ears, tmp_path, monkeypatc
         ears.run("features", *words, code=int(image != "ct"))
     words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "sparseness"]
     ears.run("compare", ward.table(["ct", "suspect"]), *words, "--methods", "gradcam,layercam")
+    masks = {"ct": ward.files["mask"], "suspect": ward.files["broken mask"]}
+    for first in ("ct", "suspect"):
+        words = ["-m", model(ward, "flat"), "--layer", "1", "--metric", "enrichment", "--masks", "outlines"]
+        table = ward.table([first, "cut", "png"], masks)
+        ears.run("measure", table, *words, "-o", f"measures {first}", code=1 if first == "ct" else 2)
+    words = ["-m", model(ward, "flat"), "--layer", "1", "--method", "gradcam,layercam", "--save", "choice.toml"]
+    table = ward.table(
+        ["ct", "suspect", "burned", "png", "tiff", "cut", "gone", "text"], {"ct": ward.files["wrong mask"]}
+    )
+    ears.run("choose", table, *words)
+    ears.run("choose", table, *words, "--masks", "outlines", "--overwrite", code=2)
     assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
     assert ears.heard == {}
 
@@ -373,7 +390,7 @@ def test_the_clinical_profile_shows_that_canaries_are_found(ward, ears, tmp_path
     ears.run("explain", ward.files["ct"], "-o", tmp_path / "one", "--export", "pmap,sc", *words)
     found = told(cage, of_files(cage, tmp_path) | cage.found(ears.text.encode()))
     assert len(cage.planted) >= 60
-    assert len(found) > 20
+    assert len(found) > 30
     assert {"PatientName", "PatientID", "AccessionNumber", "StudyInstanceUID", "name of ct", "column of ct"} <= set(
         found
     )
@@ -389,3 +406,18 @@ def test_a_canary_is_found_where_it_was_put(ward):
         if one not in files and not any(w in where for w in elsewhere)
     }
     assert missed == {}
+
+
+def test_what_is_found_of_images_names_none(ward, ears, tmp_path):
+    """`inspect-images` over everything: damaged and lost files, wrong masks, one patient in two splits."""
+    masks = {"ct": ward.files["mask"], "suspect": ward.files["wrong mask"], "burned": ward.files["broken mask"]}
+    kinds = [*FLAT, *linked(ward.cage), "nifti", "packed", "cut nifti", "series", "photo"]
+    table = ward.table(kinds, masks)
+    words = ["--mask", "outlines", "--patient", "patient", "--split", "target"]
+    for kind in (".parquet", ".csv"):
+        outputs = ["-o", tmp_path / f"{kind[1:]}.json", "--table", tmp_path / f"table{kind}"]
+        ears.run("inspect-images", table, *outputs, *words, code=1)
+    ears.run("inspect-images", ward.folder, "-o", tmp_path / "folder.json", code=1)
+    assert len([*tmp_path.iterdir()]) == 5
+    assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
+    assert ears.heard == {}

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from camscope.batch.manifest import PRIVATE, Manifest, arrow
 from camscope.batch.reading import source_of
 from camscope.errors import InputError
@@ -19,27 +21,35 @@ class Places:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self._rows = manifest.table["row"].to_numpy()  # ascending; of some of a manifest's rows not 0, 1, 2 …
 
     def __getitem__(self, number: int) -> Any:
-        return source_of(self.manifest, self.manifest.table["path"][number].as_py())
+        at = int(np.searchsorted(self._rows, number))
+        return source_of(self.manifest, self.manifest.table["path"][at].as_py())
 
 
 def has_scans(manifest: Manifest) -> bool:
     """Whether any path is that of a medical image, by its name or its first bytes, or of a folder, which is a series."""
     if manifest.images is not None:
         return False
-    paths = manifest.table["path"]
-    if _any_ends(paths, MEDICAL).any():
+    compute, paths = arrow("compute"), manifest.table["path"]
+    if compute.any(compute.match_substring_regex(paths, rf"(?i)({_endings(MEDICAL)})(#\d+)?$")).as_py():
         return True
-    unnamed = paths.filter(arrow().array(~_any_ends(paths, PICTURES))).to_pylist()
-    places = (_place(manifest, path) for path in unnamed if "://" not in path)
-    return any(Path(selected(place)[0]).is_dir() or is_scan(place) for place in places)
+    unnamed = compute.invert(compute.match_substring_regex(paths, rf"(?i)({_endings(PICTURES)})$|://"))
+    return any(_is_scan(manifest, one.as_py()) for one in paths.filter(unnamed))
 
 
-def _any_ends(paths: Any, endings: Sequence[str]) -> Any:
-    """(n,) bool: whether each path has one of these suffixes, also with a part behind it, as `scan.dcm#3`."""
-    pattern = rf"(?i)({'|'.join(map(re.escape, endings))})(#\d+)?$"
-    return arrow("compute").match_substring_regex(paths, pattern).to_numpy(zero_copy_only=False).astype(bool)
+def _is_scan(manifest: Manifest, path: str) -> bool:
+    """A folder, or a scan by its bytes; of what leads out of the root nothing is read."""
+    try:
+        place = manifest.place(path)
+    except InputError:
+        return False
+    return selected(place)[0].is_dir() or is_scan(place)
+
+
+def _endings(suffixes: Sequence[str]) -> str:
+    return "|".join(map(re.escape, suffixes))
 
 
 def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:

@@ -102,7 +102,7 @@ def asked_of(choice: str | None, method: str, layer: str | None) -> Asked:
         raise typer.BadParameter(
             "it names method and layer already: leave --method and --layer out", param_hint="'--choice'"
         )
-    from camscope.measure.choice import read
+    from camscope.measure.choosing.choice import read
 
     known = read(choice)
     return Asked(known.method, known.layer, known.model)

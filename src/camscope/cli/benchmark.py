@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import asking, bars, base
+from camscope.cli import asking, bars, base, lines, mapping
 from camscope.cli.measure import SHOWN, tables
 from camscope.cli.settings import settings
 
@@ -42,20 +42,21 @@ def run(
 
     if kind not in KINDS:
         raise typer.BadParameter(f"{kind!r}; there is: {', '.join(KINDS)}", param_hint="'WHAT'")
+    file = None if figure is None else lines.figure_file(figure, overwrite)
     kinds = dict(METHODS) if slow and method == "all" else base.methods_of(method)
     given = settings(set_ or [], kinds)
     keywords = {name: {**bars.silent(one), **given[name]} for name, one in kinds.items()}
     folder, net = Path(output), base.loaded("phantom")
     manifest = phantoms(folder, count, seed)
     tools = asking.explainers(kinds, net, None, None, keywords)
-    with warnings.catch_warnings():
+    with mapping.resumable(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         chosen = _suited(tools, folder / "images" / f"{seed:06d}.png") if method == "all" else tools
         with bars.counting() as told:
             run_batch(chosen, manifest, folder / "maps", batch_size=8, chunk=8, overwrite=overwrite, told=told)
-    with bars.bar("measuring", 1, base.out()) as bar:
+    with mapping.resumable(folder), bars.bar("measuring", 1, base.out()) as bar:
         found = measure(folder / "maps", folder / "measures", "mask", overwrite=overwrite, told=bar.at)
-    tables(found, SHOWN, figure, overwrite=overwrite)
+    tables(found, SHOWN, file, overwrite=overwrite)
 
 
 def phantoms(folder: Path, count: int, seed: int) -> Path:

@@ -11,7 +11,7 @@ from camscope.cli.paths import check_free
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from camscope.measure.choose import Choice
+    from camscope.measure.choosing.choose import Choice
 
 EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
 
@@ -52,13 +52,16 @@ def run(
     """Race methods and layers on your images; losers drop out early. What is recommended comes with its evidence."""
     from camscope.batch import manifest_of
     from camscope.explainers import GradCAM
-    from camscope.measure.candidates import candidates
-    from camscope.measure.choice import save as write
-    from camscope.measure.choose import choose
+    from camscope.measure.choosing.candidates import candidates
+    from camscope.measure.choosing.choice import save as write
+    from camscope.measure.choosing.choose import choose
+    from camscope.measure.choosing.samples import samples_of, told_of
     from camscope.measure.evidence import evidence_of
-    from camscope.measure.samples import samples_of, told_of
+    from camscope.measure.making import expect_evidence
 
     if save is not None:
+        if Path(save).suffix.lower() != ".toml":
+            raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
         check_free(Path(save), overwrite)
     (question,) = asking.questions(target, None)
     manifest = manifest_of(source, root)
@@ -66,6 +69,7 @@ def run(
     if masks is not None:
         folder = manifest.root or Path.cwd()
         known = evidence_of(masks, manifest.table.column_names, folder, base.split(category or ""))
+        expect_evidence(known, manifest)
     net = base.loaded(model, weights, device)
     with base.remarks():
         reader = GradCAM(net, preprocess=preprocess)
@@ -82,7 +86,6 @@ def run(
                 samples,
                 seed=seed,
                 exhaustive=exhaustive,
-                region=max(1, first.shape[-1] // 14),
                 told=lambda seen, count, left: bar.seen(seen, f"{left} candidates left"),
             )
     base.out().print(_table(choice))

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from camscope.cli import bars, base, mapping
-from camscope.cli.paths import check_free
+from camscope.cli import bars, base, lines, mapping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
-    from rich.text import Text
 
     from camscope.measure import Compared
     from camscope.measure.summary import Line
@@ -28,14 +26,10 @@ MOST, WITH_INTERVALS = 12, 5  # methods whose agreement a terminal has room for
 
 def run(wanted: mapping.Wanted, output: str | None, figure: str | None) -> None:
     """Make the maps that are not there, measure them, and tell."""
-    from camscope.measure.comparison import FORMATS, compared
+    from camscope.measure.comparison import compared
 
     folder = _folder(wanted.source, output)
-    where = folder / FIGURE if figure is None else Path(figure)
-    if where.suffix.lower() not in FORMATS:
-        raise typer.BadParameter(f"{where}; expected a file of {', '.join(FORMATS)}", param_hint="'--figure'")
-    if figure is not None:
-        check_free(where, wanted.overwrite)
+    where = folder / FIGURE if figure is None else lines.figure_file(figure, wanted.overwrite)
     with mapping.resumable(folder):
         made, net, outcome = wanted.mapped(str(folder))
         with bars.bar("comparing", 1, base.out()) as bar:
@@ -85,7 +79,7 @@ def _tell(found: "Compared", figure: Path) -> None:
     console = base.out()
     console.print(base.styled((base.shown(found.title), "bold cyan")), soft_wrap=True)
     for name, own in found.lines.items():
-        console.print(_headed(name, own[0]), soft_wrap=True)
+        console.print(lines.headed(name, own[0]), soft_wrap=True)
         console.print(_table(found, own))
     if 1 < len(found.methods) <= MOST:
         console.print(base.styled(("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim")))
@@ -97,34 +91,26 @@ def _tell(found: "Compared", figure: Path) -> None:
     console.print(base.styled(("figure  ", "bold"), (base.shown(figure), "cyan")), soft_wrap=True)
 
 
-def _headed(name: str, line: "Line") -> "Text":
-    from camscope.metrics import METRICS
-
-    metric = METRICS[line.metric]
-    way = {True: ", more is better", False: ", less is better", None: ""}[metric.higher_is_better]
-    return base.styled((name, "bold"), (f"{way}: {metric.formula}", "dim"))
-
-
-def _table(found: "Compared", lines: "Sequence[Line]") -> "Table":
+def _table(found: "Compared", own: "Sequence[Line]") -> "Table":
     """A line for each method, the first on top."""
     from rich.text import Text
 
     from camscope.measure.sentences import has_rivals, told_from_best
     from camscope.metrics import METRICS
 
-    metric = METRICS[lines[0].metric]
-    over = [line.over_control if has_rivals(line) else None for line in lines]
+    metric = METRICS[own[0].metric]
+    over = [line.over_control if has_rivals(line) else None for line in own]
     columns = ["method", "mean [95 %]>", "behind>", *(["over>"] if any(over) else []), "n>", "undefined>", "s>"]
     table = base.table(*columns)
-    for line, gap in zip(lines, over, strict=True):
+    for line, gap in zip(own, over, strict=True):
         one, price = line.estimate, found.seconds.get((line.method, line.layer, line.parameters))
         first = line.under_best is None and not line.control and one is not None
         cells = [
             "–" if one is None else str(one),
             "first" if first and metric.higher_is_better is not None else _gap(line.under_best),
             *([_gap(gap, "+")] if any(over) else []),
-            "0" if one is None else str(one.n),
-            "–" if one is None else str(one.undefined),
+            str(line.n),
+            str(line.undefined),
             "" if price is None or line.control else f"{price:.2g}",
         ]
         style = "dim" if line.control or told_from_best(line) else ""
@@ -137,8 +123,8 @@ def _gap(gap: "Estimate | None", sign: str = "") -> str:
     """A paired difference and its p."""
     if gap is None:
         return ""
-    p = "" if gap.p is None else ", p <0.001" if gap.p < 0.0005 else f", p {gap.p:.3f}"
-    return f"{gap.mean:{sign}.3f}{p}"
+    p = lines.chance(gap)
+    return f"{gap.mean:{sign}.3f}" + (f", p {p}" if p else "")
 
 
 def _agreement(found: "Compared") -> "Table":

@@ -52,8 +52,9 @@ class Wanted:
             outcome, net = self._made(folder)
             return folder, net if self.asks else None, outcome
         from camscope.batch import Run
+        from camscope.measure.form import columns
 
-        Run(self.source)
+        self._expect_group(columns(Run(self.source).dataset.schema).names)
         given: dict[str, object] = {
             "--methods": self.methods,
             "--layers": self.layers,
@@ -91,7 +92,7 @@ class Wanted:
         keywords = {name: {**bars.silent(kind), **given[name]} for name, kind in kinds.items()}
         chosen(self.metrics, self.masks is not None, True)
         manifest = some_of(manifest_of(self.source, self.root), self.images, self.seed)
-        self._expect_group(manifest)
+        self._expect_group(manifest.table.column_names)
         if self.masks is not None:
             expect_evidence(self.masks, manifest, base.split(self.category or ""))
         net = base.loaded(self.model or "phantom", self.weights, self.device)
@@ -102,10 +103,11 @@ class Wanted:
             outcome = make_maps(tools, manifest, folder, self.questions, overwrite=self.overwrite, told=told)
         return outcome, net
 
-    def _expect_group(self, manifest: "Manifest") -> None:
-        if self.group is not None and self.group not in manifest.table.column_names:
-            there = ", ".join(manifest.table.column_names)
-            raise typer.BadParameter(f"no column {self.group!r}; there are {there}", param_hint="'--group'")
+    def _expect_group(self, columns: "Sequence[str]") -> None:
+        if self.group is not None and self.group not in columns:
+            raise typer.BadParameter(
+                f"no column {self.group!r}; there are {', '.join(columns)}", param_hint="'--group'"
+            )
 
 
 def _suited(tools: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base, mapping, scans
-from camscope.cli.paths import check_free
+from camscope.cli import asking, bars, base, lines, mapping, scans
 from camscope.files import write_bytes
 
 if TYPE_CHECKING:
@@ -92,6 +91,7 @@ def run(
     from camscope.batch import Run
     from camscope.measure import measure
 
+    file = None if figure is None else lines.figure_file(figure, overwrite)
     names = None if metric is None else base.split(metric)
     wanted = mapping.Wanted(
         source, model, weights, methods, layers, asking.questions(target, None), preprocess, root,
@@ -115,14 +115,14 @@ def run(
                 told=bar.at,
             )
     usual = None if names is not None else [*(SHOWN if masks else ()), *(ASKED if net else ())]
-    tables(found, usual or None, figure, where, group, overwrite=overwrite)
+    tables(found, usual or None, file, where, group, overwrite=overwrite)
     mapping.tell_failures(outcome)
 
 
 def tables(
     found: "Measures",
     names: "Sequence[str] | None" = None,
-    figure: str | None = None,
+    figure: Path | None = None,
     where: str | None = None,
     group: str | None = None,
     *,
@@ -130,45 +130,39 @@ def tables(
 ) -> None:
     """Print what metrics say, of `names` or of all, and draw it."""
     from camscope.measure.figure import drawn
-    from camscope.measure.summary import summarised
+    from camscope.measure.summary import expect_some_evidence, summarised
 
     table, console = found.table(where), base.out()
     if not table.num_rows:
         base.complain(f"no row matches {where}")
         raise typer.Exit(base.FAILED)
-    lines = {name: own for name, own in summarised(table, group).items() if names is None or own[0].metric in names}
-    for name, own in lines.items():
-        console.print(_table(name, own))
+    told = {name: own for name, own in summarised(table, group).items() if names is None or own[0].metric in names}
+    expect_some_evidence(table, told)
+    for name, own in told.items():
+        console.print(lines.headed(name, own[0]), soft_wrap=True)
+        console.print(_table(own))
+        for text in lines.missing(table, own[0]):
+            console.print(text, soft_wrap=True)
     if figure is not None:
-        check_free(Path(figure), overwrite)
-        write_bytes(figure, drawn(lines, Path(figure).suffix, found.title), overwrite=overwrite)
+        write_bytes(figure, drawn(told, figure.suffix.lower(), found.title), overwrite=overwrite)
     where_to = base.shown(found.folder)
     console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
 
 
-def _table(name: str, lines: "list[Line]") -> "Table":
+def _table(own: "list[Line]") -> "Table":
+    """A line for each method, the best first."""
     from rich.text import Text
 
-    from camscope.metrics import METRICS
+    from camscope.measure.sentences import has_rivals
 
-    one = METRICS[lines[0].metric]
-    way = {True: " (more is better)", False: " (less is better)", None: ""}[one.higher_is_better]
-    table = base.table("method", "mean [95 %]>", "over the best control>", "p>", "n>", "undefined>")
-    table.title, table.title_justify = f"{name}: {one.formula}{way}", "left"
-    for line in lines:
-        estimate, over = line.estimate, line.over_control
-        cells = (
-            ("–",) * 5
-            if estimate is None
-            else (
-                str(estimate),
-                "" if over is None else f"{over.mean:+.3f} [{over.low:+.3f}, {over.high:+.3f}]",
-                "" if over is None or over.p is None else "<0.001" if over.p < 0.0005 else f"{over.p:.3f}",
-                str(estimate.n),
-                str(estimate.undefined),
-            )
-        )
-        style = "dim" if line.control else "bold" if line.beats_control else ""
+    over = [line.over_control if has_rivals(line) else None for line in own]
+    table = base.table(
+        "method", "mean [95 %]>", *(["over the best control>", "p>"] if any(over) else []), "n>", "undefined>"
+    )
+    for line, gap in zip(own, over, strict=True):
+        gained = "" if gap is None else f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+        cells = [str(line.estimate or "–"), *([gained, lines.chance(gap)] if any(over) else [])]
+        style = "dim" if line.control else "bold" if gap is not None and line.beats_control else ""
         title = Text(base.shown(line.title) + (" (control)" if line.control else ""), style)
-        table.add_row(title, *cells, style="dim" if line.control else None)
+        table.add_row(title, *cells, str(line.n), str(line.undefined), style="dim" if line.control else None)
     return table

@@ -14,18 +14,17 @@ import numpy as np
 from torch import nn
 
 from camscope.batch import Run
-from camscope.errors import InputError, OutputError
+from camscope.errors import OutputError
 from camscope.explainers import Explainer
 from camscope.files import write_bytes
 from camscope.measure.agreement import KEY, Key, agree, folder_of
 from camscope.measure.evidence import Evidence
+from camscope.measure.figure import FORMATS
 from camscope.measure.findings import Findings
-from camscope.measure.making import none_known
 from camscope.measure.names import named
 from camscope.measure.run import STEPS, evidence_for, measure
 from camscope.measure.sentences import sentences
-from camscope.measure.summary import Line, summarised
-from camscope.metrics import METRICS
+from camscope.measure.summary import expect_some_evidence, summarised
 from camscope.metrics.fills import USUAL
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ FIRST = (
     "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "deletion", "insertion",
     "lerf-morf-gap", "average-drop", "sparseness", "effective-area",
 )  # fmt: skip
-FORMATS = (".png", ".svg", ".pdf")
 
 
 class Compared(Findings):
@@ -130,7 +128,7 @@ def compared(
     shown = [name for name, own in lines.items() if own[0].metric in order]
     chosen = {name: lines[name] for name in sorted(shown, key=lambda name: order.index(lines[name][0].metric))}
     if known is not None:
-        _expect_some_evidence(table, chosen)
+        expect_some_evidence(table, chosen)
     groups = _groups(table, group)
     agreement = agree(made, folder_of(output), groups, told=halves[1], **settings)
     names = named(made, agreement.keys, [line for own in lines.values() for line in own])
@@ -145,16 +143,6 @@ def _half(told: Callable[[int, int], None], which: int) -> Callable[[int, int], 
 
 def _groups(table: Any, group: str | None) -> Mapping[int, Hashable] | None:
     return None if group is None else dict(zip(table["row"].to_pylist(), table[group].to_pylist(), strict=True))
-
-
-def _expect_some_evidence(table: Any, lines: Mapping[str, Sequence[Line]]) -> None:
-    """InputError where a metric that needs to know where the evidence is has no value at all."""
-    from collections import Counter
-
-    asking = [name for name, own in lines.items() if METRICS[own[0].metric].needs == "mask"]
-    if asking and not any(line.estimate for name in asking for line in lines[name]):
-        rows = zip(table["metric"].to_pylist(), table["control"].to_pylist(), table["reason"].to_pylist(), strict=True)
-        raise InputError(none_known(Counter(why for name, control, why in rows if name == asking[0] and not control)))
 
 
 def _seconds(run: Run) -> dict[Key, float]:

@@ -4,18 +4,22 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import digest_of
 from camscope.errors import ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
 from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
+from camscope.measure.namesakes import Namesakes
 
+UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
 Size = tuple[int, ...]
@@ -36,19 +40,23 @@ class Evidence(ABC):
 
 @dataclass(frozen=True)
 class Files(Evidence):
-    """Mask pictures by the stem of their image's name: every pixel that is not black is evidence."""
+    """Mask pictures named as their images, whatever the suffix: every pixel that is not black is evidence."""
 
-    files: Mapping[str, str]
+    files: Sequence[str]
 
     @property
     def digest(self) -> str:
         """Of names, sizes and times of the files."""
-        known = [(name, Path(file).stat()) for name, file in sorted(self.files.items())]
-        return digest_of({name: (status.st_size, status.st_mtime_ns) for name, status in known})
+        known = [(file, Path(file).stat()) for file in sorted(self.files)]
+        return digest_of({file: (status.st_size, status.st_mtime_ns) for file, status in known})
+
+    @cached_property
+    def _named(self) -> Namesakes[str]:
+        return Namesakes(((file, file) for file in self.files), stems=True)
 
     def mask(self, row: Row, size: Size) -> Mask:
         """(H,W)"""
-        file = self.files.get(stem(row["path"]))
+        file = self._named.of(str(row["path"]))
         if file is None:
             raise UndefinedError("there is no mask of its name")
         return picture(file, size)
@@ -83,49 +91,54 @@ class Column(Evidence):
 
 @dataclass(frozen=True)
 class Coco(Evidence):
-    """Annotations of images by file name: boxes, outlines (polygons), or `mask_file`, beside the COCO file."""
+    """Annotations of images by file name: boxes, outlines (polygons), or `mask_file`, beside the COCO file.
 
-    known: Mapping[str, Sequence[Mapping[str, Any]]]
-    sizes: Mapping[str, Size]
+    `known`: of each image its `file_name`, its size (H,W), and its annotations.
+    """
+
+    known: Sequence[tuple[str, Size, Sequence[Mapping[str, Any]]]]
     folder: Path
 
     @property
     def digest(self) -> str:
         """Of the annotations that count."""
-        return digest_of(self.known)
+        return digest_of({"images": self.known})
 
     @classmethod
     def read(cls, path: Path, categories: Iterable[str] = ()) -> "Coco":
         """A COCO file; `categories`: only annotations of these names."""
         try:
             plain = json.loads(path.read_bytes())
-            names = {one["id"]: PurePosixPath(one["file_name"]).name for one in plain["images"]}
-            sizes = {PurePosixPath(one["file_name"]).name: (one["height"], one["width"]) for one in plain["images"]}
             labels = {one["id"]: one["name"] for one in plain.get("categories", ())}
             wanted = set(categories)
             if unknown := wanted - set(labels.values()):
                 raise InputError(
                     f"{path} has no category {sorted(unknown)[0]!r}; there are {', '.join(labels.values())}"
                 )
-            known: dict[str, list[Mapping[str, Any]]] = {name: [] for name in names.values()}
+            of: dict[Any, list[Mapping[str, Any]]] = {one["id"]: [] for one in plain["images"]}
             for one in plain["annotations"]:
                 if not wanted or labels.get(one["category_id"]) in wanted:
-                    known[names[one["image_id"]]].append(one)
+                    of[one["image_id"]].append(one)
+            known = [(str(one["file_name"]), (one["height"], one["width"]), of[one["id"]]) for one in plain["images"]]
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path}: this is no COCO file of annotations: {error!r}") from error
-        return cls(known, sizes, path.parent)
+        return cls(known, path.parent)
+
+    @cached_property
+    def _named(self) -> Namesakes[tuple[Size, Sequence[Mapping[str, Any]]]]:
+        return Namesakes((name, (size, annotated)) for name, size, annotated in self.known)
 
     def mask(self, row: Row, size: Size) -> Mask:
         """(H,W): all annotations of the image together."""
-        name = PurePosixPath(str(row["path"]).replace("\\", "/")).name
-        if not self.known.get(name):
+        there, annotated = self._named.of(str(row["path"])) or (size, ())
+        if not annotated:
             raise UndefinedError("there is no annotation of its name")
-        if self.sizes[name] != tuple(size):
-            raise InputError(f"{name} is {tuple(size)} and annotated at {self.sizes[name]}; expected the same size")
+        if there != tuple(size):
+            raise InputError(f"{row['path']} is {tuple(size)} and annotated at {there}; expected the same size")
         made = np.zeros(size, np.bool_)
-        for one in self.known[name]:
+        for one in annotated:
             made |= self._annotated(one, size)
         return made
 
@@ -134,6 +147,8 @@ class Coco(Evidence):
             return picture(str(self.folder / one["mask_file"]), size)
         if isinstance(one.get("segmentation"), list) and one["segmentation"]:
             return of_polygons(one["segmentation"], size)
+        if isinstance(one.get("segmentation"), Mapping):
+            return of_runs(one["segmentation"], size)
         return of_boxes(np.asarray([one["bbox"]], np.float64), size)
 
 
@@ -145,17 +160,11 @@ def evidence_of(source: str | Path, columns: Sequence[str], root: Path, categori
             raise InputError(f"{path}: there is no such file")
         return Coco.read(path, categories)
     if path.is_dir():
-        return Files({stem(file): file for file in images_of(str(path), deep=True)})
+        return Files(list(images_of(str(path), deep=True)))
     if str(source) in columns:
         return Column(str(source), root)
-    raise InputError(
-        f"{source}: no COCO file (.json), no folder of masks, and no column of the run: {', '.join(columns)}"
-    )
-
-
-def stem(path: str) -> str:
-    """`a/b/cat.1.png` -> `cat.1`"""
-    return PurePosixPath(path.replace("\\", "/")).stem
+    carried = ", ".join(name for name in columns if name not in KNOWN) or "none"
+    raise InputError(f"{source}: no COCO file (.json), no folder of masks, and no column of the manifest ({carried})")
 
 
 def picture(file: str, size: Size) -> Mask:
@@ -185,6 +194,15 @@ def of_points(points: npt.NDArray[np.float64], size: Size) -> Mask:
     for row, column in inside:
         made[row, column] = True
     return made
+
+
+def of_runs(runs: Mapping[str, Any], size: Size) -> Mask:
+    """COCO's run lengths, of cells outside and inside in turns, column by column -> (H,W)"""
+    counts = runs["counts"]
+    if not isinstance(counts, list) or list(runs["size"]) != list(size) or sum(counts) != size[0] * size[1]:
+        raise InputError("an outline of run lengths; expected counts as a list of numbers that fill its image")
+    inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    return np.asarray(inside.reshape(size[1], size[0]).T)
 
 
 def of_polygons(polygons: Sequence[Sequence[float]], size: Size) -> Mask:

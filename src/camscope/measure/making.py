@@ -17,7 +17,8 @@ from camscope.errors import InputError, RunError, UndefinedError
 from camscope.explainers import Explainer
 from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
-from camscope.measure.evidence import Evidence, evidence_of
+from camscope.measure.evidence import UNFIT, Evidence, evidence_of
+from camscope.measure.summary import none_known
 from camscope.targets import Question
 
 CHUNK = 32  # images that are lost where a run is stopped: few, for a comparison is often small
@@ -89,8 +90,7 @@ def expect_evidence(
                 except InputError:
                     if not has_scans(manifest):
                         raise
-                    why = "a mask cannot be read, or is of another size than its image"  # its file may name a patient
-                    raise InputError(f"{why}: row {row['row']}") from None
+                    raise InputError(f"row {row['row']}: {UNFIT}") from None
                 reasons["the image cannot be read"] += 1
     raise InputError(none_known(reasons))
 
@@ -105,8 +105,3 @@ def _is_of_its_image(known: Evidence, row: dict[str, Any], manifest: Manifest) -
         return False
     known.mask(row, size)
     return True
-
-
-def none_known(reasons: Counter[str]) -> str:
-    """Why no image has any evidence."""
-    return "no image has evidence: " + "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))

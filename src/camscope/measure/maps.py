@@ -19,6 +19,7 @@ from camscope.images.scans import is_scan, read_scan
 
 Floats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
+ALONG = 14  # regions along the shortest side: single pixels, here and there, upset a model whatever they show
 FLOORS = ("uniform", "centre", "edges", "random")  # what every method is held against
 
 
@@ -55,6 +56,11 @@ def floors(x: Tensor, one: Explanation) -> Mapping[str, Floats]:
         Placement.identity(size).project(drawn)[0],
     )
     return dict(zip(FLOORS, made, strict=True))
+
+
+def side_of(x: Tensor) -> int:
+    """The side in pixels of what is removed of an input (C,*S) at a time, where nobody says otherwise."""
+    return max(1, min(x.shape[1:]) // ALONG)
 
 
 def picture(source: Any) -> Tensor:

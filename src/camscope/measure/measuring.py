@@ -8,7 +8,7 @@ from camscope.batch import Run
 from camscope.batch.collection import expect_unchanged
 from camscope.errors import ImageError, InputError, UndefinedError
 from camscope.explanation import Explanation
-from camscope.measure.evidence import Evidence, Mask
+from camscope.measure.evidence import UNFIT, Evidence, Mask
 from camscope.measure.form import Row, of_control, valued
 from camscope.measure.maps import floors, picture, shown
 from camscope.metrics import Metric
@@ -29,7 +29,7 @@ class Measuring:
             return [valued(row, one.name, None, f"no map: {row['error']}") for row in rows for one in self.metrics]
         mask, unknown = self._mask(maps[0])
         found = [made for row in maps for made in self._of_map(row, self.run.explanation(row), mask, unknown)]
-        return found if mask is None else found + self._of_floors(maps[0], mask)
+        return found + self._of_floors(maps[0], mask, unknown)
 
     def _mask(self, row: Row) -> tuple[Mask | None, str]:
         if self.evidence is None:
@@ -44,8 +44,7 @@ class Measuring:
         except InputError:
             if not self.run.private:
                 raise
-            why = "its mask cannot be read, or is of another size than its image"  # its file may bear a patient's name
-            raise InputError(f"{row['path']}: {why}") from None
+            raise InputError(f"{row['path']}: {UNFIT}") from None
         if mask.shape != size:
             raise InputError(f"{row['path']}: the mask is {mask.shape} and its image {size}; expected the same size")
         return mask, ""
@@ -59,19 +58,22 @@ class Measuring:
         for each in self.metrics:
             yield valued(row, each.name, *value(each, heat, None if mask is None else inside, unknown))
 
-    def _of_floors(self, row: Row, mask: Mask) -> list[Row]:
+    def _of_floors(self, row: Row, mask: Mask | None, unknown: str) -> list[Row]:
         """None without the image, whose edges one of them shows: a method is held against all of them or none."""
+        if not self.metrics:
+            return []
         try:
             one, source = self.run.explanation(row), self.run.source(row)
             expect_unchanged(row, source)
-            _, inside, window = shown(one, mask)
+            _, cut, window = shown(one, mask)
             x = picture(source)
         except (ImageError, UndefinedError):
             return []
-        if x.shape[1:] != mask.shape:
+        if list(x.shape[1:]) != list(row["image_size"]):
             return []
+        inside = None if mask is None else cut
         return [
-            valued(of_control(row, name), each.name, *value(each, heat, inside, ""), control=True)
+            valued(of_control(row, name), each.name, *value(each, heat, inside, unknown), control=True)
             for name, heat in floors(x[(slice(None), *window)], one).items()
             for each in self.metrics
         ]

@@ -39,8 +39,11 @@ def told_from_best(line: Line) -> bool:
 
 
 def has_rivals(line: Line) -> bool:
-    """Whether maps that know nothing are held against its method: how a map spreads is no merit to be beaten in."""
-    return METRICS[line.metric].needs != "map"
+    """Whether maps that know nothing are held against its method.
+
+    How a map spreads is no merit to be beaten in, nor is how still it holds: a map that does not look holds still.
+    """
+    return METRICS[line.metric].needs not in ("map", "explainer")
 
 
 def listed(words: Sequence[str]) -> str:

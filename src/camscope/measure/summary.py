@@ -1,5 +1,6 @@
 """Summary: of each metric and method a mean with its interval, and whether it beats the best map that knows nothing."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -35,11 +36,22 @@ class Line:
     under_best: Estimate | None = None
     fill: str | None = None
     parameters: str | None = None  # the digest of its settings
+    rows: int = 0  # with a value or without
 
     @property
     def title(self) -> str:
         """`gradcam · layer4`"""
         return " · ".join(filter(None, (self.method, self.layer)))
+
+    @property
+    def n(self) -> int:
+        """How many rows have a value."""
+        return 0 if self.estimate is None else self.estimate.n
+
+    @property
+    def undefined(self) -> int:
+        """How many have none."""
+        return self.rows - self.n
 
     @property
     def beats_control(self) -> bool:
@@ -68,6 +80,22 @@ def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) ->
     return made
 
 
+def expect_some_evidence(table: "pa.Table", lines: Mapping[str, Sequence[Line]]) -> None:
+    """InputError where no metric that needs to know where the evidence is has any value of a method."""
+    asking = {own[0].metric for own in lines.values() if METRICS[own[0].metric].needs == "mask"}
+    some = [line for own in lines.values() for line in own if line.metric in asking and not line.control]
+    if some and not any(line.estimate for line in some):
+        rows = zip(*(table[name].to_pylist() for name in ("metric", "control", "reason")), strict=True)
+        raise InputError(
+            none_known(Counter(why for name, control, why in rows if name == some[0].metric and not control))
+        )
+
+
+def none_known(reasons: Counter[str]) -> str:
+    """Why no image has any evidence."""
+    return "no image has evidence: " + "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3))
+
+
 def _where(table: "pa.Table", name: str, fill: str | None) -> Any:
     compute = arrow("compute")
     filled = compute.is_null(table["fill"]) if fill is None else compute.equal(table["fill"], fill)
@@ -83,7 +111,9 @@ def _of_metric(
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
     _hand_on_what_failed(values)
     lines = {
-        key: Line(name, key[0], key[1], key[3], _estimate(own, groups, seed), fill=fill, parameters=key[2])
+        key: Line(
+            name, key[0], key[1], key[3], _estimate(own, groups, seed), fill=fill, parameters=key[2], rows=len(own)
+        )
         for key, own in values.items()
     }
     up = METRICS[name].higher_is_better
@@ -93,7 +123,8 @@ def _of_metric(
         return [lines[key] for key in order]
     sign = 1 if up else -1
     controls, methods = ([key for key in order if key in known and key[3] is kind] for kind in (True, False))
-    over = _compared(values, methods, controls[:1], sign, groups)
+    whole = {**values, **{key: _of_all_targets(values[key], values) for key in controls[:1]}}
+    over = _compared(whole, methods, controls[:1], sign, groups)
     under = _compared(values, methods[1:], methods[:1], sign, groups)
     return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
 
@@ -130,10 +161,15 @@ def _estimate(own: Values, groups: Mapping[int, Hashable], seed: int) -> Estimat
         return None
 
 
+def _of_all_targets(own: Values, values: Mapping[Any, Values]) -> Values:
+    """A control's value of an image stands for all its targets, whichever it was written for."""
+    by_row = {row: value for (row, _), value in own.items()}
+    return {place: own.get(place, by_row.get(place[0], np.nan)) for every in values.values() for place in every}
+
+
 def _gap(one: Values, other: Values, sign: int, groups: Mapping[int, Hashable]) -> Estimate | None:
-    """Paired by image and target; a control's value of an image stands for all its targets."""
-    by_row = {row: value for (row, _), value in other.items()}
-    there = [(key, other.get(key, by_row.get(key[0], np.nan))) for key in one]
+    """Paired by image and target."""
+    there = [(key, other.get(key, np.nan)) for key in one]
     try:
         mine = [sign * one[key] for key, _ in there]
         theirs, drawn_whole = [sign * value for _, value in there], [groups[key[0]] for key, _ in there]

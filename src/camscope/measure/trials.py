@@ -16,11 +16,11 @@ from camscope.hooks.base import unwrap
 from camscope.measure.again import Again
 from camscope.measure.cases import Case, Judged, blind, cases_of, stored
 from camscope.measure.form import Row, of_control, valued
+from camscope.measure.maps import side_of
 from camscope.metrics import Metric
 from camscope.metrics.scores import Scores, scoring
 from camscope.metrics.trial import Trial
 
-ALONG = 14  # regions along the shortest side: single pixels, here and there, upset a model whatever they show
 EXPLAINING = ("centre", "edges")  # of what knows nothing those that are explainers
 
 
@@ -76,7 +76,7 @@ class Trials:
 
     def _of_maps(self, metrics: Sequence[Metric], scores: Scores, judged: Judged) -> Iterator[Row]:
         """What metrics say of a map of each case."""
-        region = self.region or max(1, min(scores.x.shape[2:]) // ALONG)
+        region = self.region or side_of(scores.x[0])
         fills = self.fills if any(one.filled for one in metrics) else self.fills[:1]
         trials = {fill: Trial(judged.heat, scores, fill, self.steps, region, ties=judged.ties) for fill in fills}
         for one in metrics:

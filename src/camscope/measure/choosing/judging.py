@@ -1,6 +1,7 @@
 """Judging: what the maps of candidates are worth on a block of images."""
 
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from camscope.explainers import Explainer
 from camscope.explainers.scope import home
 from camscope.geometry import Placement
 from camscope.hooks.base import unwrap
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Floats, Mask, Sample, Standing
+from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Floats, Mask, Sample, Standing
 from camscope.metrics import METRICS
 from camscope.metrics.changes import Change, Noise, Shift
 from camscope.metrics.probe import Probe
@@ -36,9 +37,13 @@ def judged(racing: Sequence[Standing], samples: Sequence[Sample], steps: int, re
         one.seconds += time.perf_counter() - begin
         one.images += len(samples)
         one.first = one.first or list(maps[-1])
+    ties = [
+        zlib.crc32(one.item.x.detach().cpu().numpy().tobytes(), seed) for one in samples
+    ]  # each image its own order
     with scoring(model, x, targets, categories=racing[0].tool.categories) as scores:
         for one, heat in zip(racing, maps, strict=True):
-            gaps = [METRICS[FAITHFULNESS](Trial(heat, scores, fill, steps, region, seed)).array for fill in FILLS]
+            trials = [Trial(heat, scores, fill, steps, region, seed, ties) for fill in FILLS]
+            gaps = [METRICS[FAITHFULNESS](trial).array for trial in trials]
             one.values[FAITHFULNESS] += np.mean(gaps, 0).tolist()
     for one, heat in zip(racing, maps, strict=True):
         if LOCALISATION in one.values:

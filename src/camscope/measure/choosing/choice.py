@@ -9,8 +9,8 @@ from camscope.cards import digest
 from camscope.errors import InputError
 from camscope.files import write_bytes
 from camscope.hooks.base import unwrap
-from camscope.measure.choose import Choice
-from camscope.measure.standing import Standing
+from camscope.measure.choosing.choose import Choice
+from camscope.measure.choosing.standing import Standing
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import MissingExtraError
-from camscope.measure.standing import Floats, Reference, Standing, quality
+from camscope.measure.choosing.standing import Floats, Reference, Standing, quality
 
 LEVEL = 0.05
 SURE = 0.925  # of what the end will say

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from camscope.batch.manifest import Manifest
+from camscope.batch.private import has_scans, privately
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.worker import Worker
-from camscope.errors import InputError, UndefinedError
+from camscope.errors import InputError, TargetError, UndefinedError
 from camscope.explainers import Explainer
+from camscope.explainers.inputs import takes_scans
 from camscope.geometry import Placement
-from camscope.measure.evidence import Evidence
-from camscope.measure.standing import Mask, Sample
+from camscope.measure.choosing.standing import Mask, Sample
+from camscope.measure.evidence import UNFIT, Evidence
 from camscope.targets import Question
+from camscope.targets.classes import index_of
 
 
 def samples_of(
@@ -31,35 +34,54 @@ def samples_of(
     `target`: of images whose row has none of its own; None: the class that the model gives each.
     """
     drawn = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:most])
-    worker = Worker([tool], [target], manifest)
-    rows = (manifest.rows(int(n), int(n) + 1)[0] for n in drawn)
+    private = takes_scans(tool.preprocess) or has_scans(manifest)
+    known = privately(manifest) if private and manifest.images is None else manifest
+    worker = Worker([tool], [target], known)
+    rows = (known.rows(int(n), int(n) + 1)[0] for n in drawn)
     found, left_out = [], Counter[str]()
-    for one in loaded(manifest, rows, worker.read, threads):
-        if one.item is None:
-            left_out[one.error or "it cannot be read"] += 1
+    for one in loaded(known, rows, worker.read, threads):
+        asked = worker.asked(one)[0]
+        if reason := one.error if one.item is None else no_class(asked, tool.categories):
+            left_out[reason] += 1
         else:
-            found.append((one, worker.asked(one)[0]))
+            found.append((one, asked))
     sizes = Counter(tuple(one.item.x.shape) for one, _ in found if one.item is not None)
     if not sizes:
-        raise InputError("; ".join(["no image can be read", *left_out]))
+        raise InputError("; ".join(["no image can be asked", *left_out]))
     usual = sizes.most_common(1)[0][0]
     left_out["the model's input is of another size"] = sizes.total() - sizes[usual]
     made = [
-        Sample(one.item, asked, _mask(evidence, one))
+        Sample(one.item, asked, _mask(evidence, one, manifest, known.private))
         for one, asked in found
         if one.item is not None and one.item.x.shape == usual
     ]
     return made, +left_out
 
 
-def _mask(evidence: Evidence | None, one: Loaded) -> Mask | None:
+def no_class(asked: Question, categories: Sequence[str] | None) -> str:
+    """Why a question by name or number has no answer; "" where it has one, or only the model knows."""
+    try:
+        if isinstance(asked, str | int) and categories:
+            index_of(asked, len(categories), categories)
+    except TargetError as error:
+        return str(error)
+    return ""
+
+
+def _mask(evidence: Evidence | None, one: Loaded, manifest: Manifest, private: bool) -> Mask | None:
     """Of an image whose evidence is known, and was shown to the model."""
     if evidence is None or one.item is None or one.item.placement is None:
         return None
+    at = int(np.searchsorted(manifest.table["row"].to_numpy(), one.row["row"]))
+    row = manifest.rows(at, at + 1)[0]  # as the manifest has it, whose names masks are found by
     try:
-        mask = on_input(evidence.mask(one.row, one.item.placement.image_size), one.item.placement)
+        mask = on_input(evidence.mask(row, one.item.placement.image_size), one.item.placement)
     except UndefinedError:
         return None
+    except InputError:
+        if not private:
+            raise
+        raise InputError(f"{one.row['path']}: {UNFIT}") from None
     return mask if mask.any() else None
 
 
@@ -75,4 +97,4 @@ def on_input(mask: Mask, place: Placement) -> Mask:
 
 def told_of(left_out: Mapping[str, int]) -> Sequence[str]:
     """`3 images left out: …`"""
-    return [f"{count} images left out: {reason}" for reason, count in left_out.items()]
+    return [f"{count} image{'s' if count > 1 else ''} left out: {reason}" for reason, count in left_out.items()]

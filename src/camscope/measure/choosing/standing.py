@@ -1,6 +1,6 @@
 """Standing: a candidate in a race, and what is known of it so far; Sample: an image that it is judged by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,9 +60,8 @@ class Standing:
             return None
 
 
-Reference = Mapping[
-    str, Floats
-]  # of each criterion that ranks, the values of all candidates on the first images, in order
+# of each criterion that ranks, the values of all candidates on the first images where it has any, in order
+Reference = dict[str, Floats]
 
 
 def reference(standings: Sequence[Standing]) -> Reference:

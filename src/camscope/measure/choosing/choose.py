@@ -14,9 +14,18 @@ import numpy as np
 
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import Explainer
-from camscope.measure.judging import home_of, judged
-from camscope.measure.race import decided, left_over, order, without_losers
-from camscope.measure.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Reference, Sample, Standing, reference
+from camscope.measure.choosing.judging import home_of, judged
+from camscope.measure.choosing.race import decided, left_over, order, without_losers
+from camscope.measure.choosing.standing import (
+    FAITHFULNESS,
+    LOCALISATION,
+    ROBUSTNESS,
+    Reference,
+    Sample,
+    Standing,
+    reference,
+)
+from camscope.measure.maps import side_of
 from camscope.metrics.forgetting import untrained
 from camscope.metrics.similarity import spearman
 
@@ -78,7 +87,7 @@ def choose(
     *,
     block: int = 8,
     steps: int = 6,
-    region: int = 16,
+    region: int | None = None,
     seed: int = 0,
     exhaustive: bool = False,
     told: Told | None = None,
@@ -87,11 +96,11 @@ def choose(
     """Race explainers of one model over samples of one size; see the module.
 
     `block`: images in a round. `steps`, `region`: points of a removal curve, and the side in pixels of what is removed at a
-    time. `seed`: the order of the images, and of ties. `exhaustive`: nobody drops out before the end. `judge`: who adds a
-    block's values, instead of asking the model.
+    time; None: a fourteenth of the input's shortest side. `seed`: the order of the images, and of ties. `exhaustive`: nobody
+    drops out before the end. `judge`: who adds a block's values, instead of asking the model.
     """
     if len(tools) < 2 or len(samples) < 2:
-        raise InputError(f"{len(tools)} candidates and {len(samples)} images; a race needs two of each at least")
+        raise InputError(f"candidates: {len(tools)}, images: {len(samples)}; a race needs two of each at least")
     places = np.random.default_rng(seed).permutation(len(samples))
     drawn = [samples[i] for i in places]
     masked = [LOCALISATION] if any(one.mask is not None for one in samples) else []
@@ -104,10 +113,10 @@ def choose(
         if not racing or (known and not exhaustive and decided(racing, known, len(drawn))):
             break
         if judge is None:
-            judged(racing, some, steps, region, seed)
+            judged(racing, some, steps, region or side_of(some[0].item.x), seed)
         else:
             judge(racing, some)
-        known = known or reference(racing)
+        known = reference(racing) | {name: values for name, values in known.items() if len(values)}
         seen = start + len(some)
         if not exhaustive or seen == len(drawn):
             _drop(racing)

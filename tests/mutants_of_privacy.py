@@ -1,0 +1,133 @@
+"""Plausible slips in what keeps a patient's name to itself; see `mutants`."""
+
+import io
+import logging
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from camscope.batch import manifest_of
+from camscope.batch import private as runs
+from camscope.errors import ImageError, PreprocessError
+from camscope.explainers import facts, inputs
+from camscope.images import private, silence
+from camscope.images.photo import read_photo
+from camscope.images.scan import Scan
+from camscope.images.scan_preprocess import ScanPreprocess
+from mutants import Mutant
+from scan_files import folder, slices
+
+HOME = (torch.device("cpu"), torch.float32)
+VOLUME = np.zeros((2, 4, 4), np.int16)
+
+
+def no_error_quotes_another() -> None:
+    for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
+        error = ImageError(said)
+        error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
+        assert "DOE" not in private.unquoted(error)
+        assert "it" in private.unquoted(error)
+
+
+def a_folder_of_slices_is_a_scan() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        folder(Path(home, "DOE^JANE"), slices(VOLUME, [(0, 0, 0), (0, 0, 1)]))
+        Path(home, "list.csv").write_text("path\nDOE^JANE\n")
+        assert runs.has_scans(manifest_of(Path(home, "list.csv")))
+
+
+def a_row_is_of_its_own_file() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        for n in range(3):
+            Path(home, f"{n}.png").write_bytes(b"%d" % n)
+        Path(home, "list.csv").write_text("path\n0.png\n1.png\n2.png\n")
+        manifest = manifest_of(Path(home, "list.csv"))
+        some = type(manifest)(manifest.table.take([1, 2]), manifest.root)
+        assert runs.Places(some)[1] == b"1"
+
+
+class Raising(ScanPreprocess):
+    def __call__(self, scan: Scan) -> tuple[Tensor, None]:
+        raise KeyError("DOE^JANE")
+
+
+def of_a_preprocessing_the_kind_of_error_is_told() -> None:
+    with pytest.raises(PreprocessError, match="raised KeyError") as caught:
+        inputs.item_of(Scan(np.zeros((2, 2), np.float32), "scan-0"), Raising(), HOME)
+    assert "DOE" not in str(caught.value)
+
+
+def where_text_may_be_part_of_it_there_is_no_picture() -> None:
+    for burned_in in (True, None):
+        scan = Scan(np.zeros((2, 2), np.float32), "scan-0", burned_in=burned_in)
+        item = inputs.item_of(scan, ScanPreprocess(), HOME)
+        assert item.image is None
+        assert item.seen is None
+
+
+def a_debugged_decoder_tells_no_tag() -> None:
+    told = io.StringIO()
+    handler, logger, exif = logging.StreamHandler(told), logging.getLogger("PIL"), Image.Exif()
+    level, exif[0x013B] = logger.level, "DOE^JANE"
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(buffer, "PNG", exif=exif)
+    logger.addHandler(handler)
+    try:
+        logger.setLevel(logging.DEBUG)
+        read_photo(buffer.getvalue())
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert "DOE" not in told.getvalue()
+
+
+def a_path_is_no_plain_setting() -> None:
+    known = facts.discreet({"baseline": "DOE^JANE.png", "steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"})
+    assert "DOE" not in str(known)
+    assert (known["steps"], known["fill"]) == (3, "mean")
+
+
+QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
+OF_PRIVACY = [
+    Mutant("all is told", private, "unquoted", QUOTED, "", no_error_quotes_another),
+    Mutant("only by names", runs, "has_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan),
+    Mutant(
+        "rows are places",
+        runs.Places,
+        "__getitem__",
+        "np.searchsorted(self._rows, number)",
+        "number",
+        a_row_is_of_its_own_file,
+    ),
+    Mutant(
+        "the cause is told",
+        inputs,
+        "_entered",
+        "type(cause).__name__",
+        "cause",
+        of_a_preprocessing_the_kind_of_error_is_told,
+    ),
+    Mutant(
+        "only where it says YES",
+        inputs,
+        "item_of",
+        "not scan.may_be_shown",
+        "scan.burned_in",
+        where_text_may_be_part_of_it_there_is_no_picture,
+    ),
+    Mutant(
+        "debugged decoders",
+        silence,
+        "silent",
+        "isEnabledFor(logging.DEBUG)",
+        "isEnabledFor(-1)",
+        a_debugged_decoder_tells_no_tag,
+    ),
+    Mutant("lists of paths", facts, "is_plain", "all(map(is_plain, value))", "True", a_path_is_no_plain_setting),
+]
