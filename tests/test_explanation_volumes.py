@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
-from camscope import render
+from camscope import GradCAM, render
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation, figure
 from camscope.geometry import Placement
@@ -156,6 +158,14 @@ def test_masks_are_outlined_on_a_photograph():
     assert one.overlay(mask={"lungs": lungs}, bar=True, height=200).shape[0] > 200
     with pytest.raises(GeometryError, match=r"the mask lungs is \(50, 40\)"):
         one.overlay(mask={"lungs": lungs.T})
+
+
+@pytest.mark.parametrize(("channels", "is_volume"), [(1, True), (2, True), (3, False), (4, True)])
+def test_a_tensor_of_three_channels_is_a_video_and_of_any_other_number_a_volume(channels, is_volume):
+    net = nn.Sequential(nn.Conv3d(channels, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten()).eval()
+    x = torch.rand(channels, 4, 12, 12, generator=torch.Generator().manual_seed(0))
+    one = GradCAM(net, "0").explain(x, 1)
+    assert np.array_equal(one.overlay(), render.planes(replace(one.volume(), flag=""), bar=False)) is is_volume
 
 
 def test_a_video_stays_a_strip_and_a_place_makes_it_a_volume():

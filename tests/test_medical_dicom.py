@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from camscope import GradCAM, render
@@ -254,6 +255,14 @@ def test_captures_of_a_volume_are_one_series_in_a_folder_of_its_own(tmp_path):
     assert [value > 0 for value in coloured] == [False, True, False, True, False]
     assert coloured[1] < coloured[3]  # one scale for all
     assert not list(tmp_path.glob(".*"))
+
+
+def test_what_is_no_dicom_is_sent_to_nifti(tmp_path):
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(tmp_path / "a.png")
+    one = explained(read_scan(tmp_path / "a.png"))
+    for write in (to_parametric_map, to_secondary_capture):
+        with pytest.raises(ImageError, match=r"does not come from DICOM files.*use to_nifti"):
+            write(one, tmp_path / "a.png", tmp_path / "x.dcm", profile="clinical")
 
 
 def test_nothing_is_written_unless_the_profile_is_clinical(tmp_path):

@@ -29,7 +29,7 @@ class Places:
 
 
 def has_scans(manifest: Manifest) -> bool:
-    """Whether any path is that of a medical image: by its name, or where that says nothing by its first bytes, or its files."""
+    """Whether any path is that of a medical image, by its name or its first bytes, or of a folder, which is a series."""
     if manifest.images is not None:
         return False
     compute, paths = arrow("compute"), manifest.table["path"]
@@ -40,12 +40,12 @@ def has_scans(manifest: Manifest) -> bool:
 
 
 def _is_scan(manifest: Manifest, path: str) -> bool:
-    """By its bytes, or as a folder, which is a series; of what leads out of the root nothing is read."""
+    """A folder, or a scan by its bytes; of what leads out of the root nothing is read."""
     try:
         place = manifest.place(path)
-        return Path(selected(place)[0]).is_dir() or is_scan(place)
     except InputError:
         return False
+    return selected(place)[0].is_dir() or is_scan(place)
 
 
 def _endings(suffixes: Sequence[str]) -> str:

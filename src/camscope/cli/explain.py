@@ -48,7 +48,9 @@ def run(
     formats: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="A,B", help="png, jpg, webp (figures), gif (through a volume), npz, json (maps)."
+            "--format",
+            metavar="A,B",
+            help="png (default), jpg, webp (figures), gif (through a volume), npz, json (maps).",
         ),
     ] = None,
     overwrite: base.OverwriteOption = False,

@@ -175,7 +175,8 @@ def _single(x: Tensor, rank: int) -> Tensor:
 def picture_of(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
     """(H,W,3): the input as the model saw it, de-normalised where that is known, else stretched to its own range.
 
-    Of a signal its channels (C,L), each stretched by itself; of a volume or a video (D,H,W,3).
+    Of a signal its channels (C,L), each stretched by itself; of a volume or a video (D,H,W,3): a video has three channels, and
+    of a volume with more of them, as of several MR sequences, the first is seen.
     """
     if x.is_meta or x.ndim not in (2, 3, 4):
         return None
@@ -184,7 +185,8 @@ def picture_of(x: Tensor, preprocess: Preprocessing | None) -> Pixels | None:
     background = getattr(preprocess, "background", None)
     if background is not None and x.ndim == 3:
         return np.asarray(background(x), dtype=np.uint8)
-    colours = x[:3] if x.shape[0] >= 3 else x[:1].expand(3, *x.shape[1:])
+    coloured = x.shape[0] == 3 or (x.shape[0] > 3 and x.ndim == 3)
+    colours = x[:3] if coloured else x[:1].expand(3, *x.shape[1:])
     return np.ascontiguousarray(np.moveaxis(_stretched(colours, colours.amin(), colours.amax()), 0, -1))
 
 

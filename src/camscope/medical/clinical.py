@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from camscope.errors import CamscopeError, ImageError, InputError, MissingExtraError, OutputError
 from camscope.explanation import Explanation
 from camscope.images.dicom_file import load, pydicom_there
+from camscope.images.itk import SUFFIXES as ITK
+from camscope.images.listing import PICTURES
 from camscope.images.private import told
 from camscope.images.scan import Scan
 from camscope.images.scans import read_scan
@@ -71,7 +73,8 @@ def source_of(source: Any) -> Source:
         raise MissingExtraError("highdicom", "medical") from None
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
-    if not files or scan.header is not None:
+    others = (*PICTURES, *ITK)
+    if not files or scan.header is not None or any(str(file).lower().endswith(others) for file in scan.sources):
         raise ImageError(f"{scan.name} does not come from DICOM files: it names no patient and no study; use to_nifti")
     return Source(scan, [_header(file, scan.name) for file in files])
 
