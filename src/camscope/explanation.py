@@ -96,7 +96,10 @@ class Explanation:
 
     @property
     def peak(self) -> tuple[int, ...]:
-        """The pixel of the original image, or the voxel of the volume, where the map is largest; the first among equals."""
+        """The pixel of the original image, or the voxel of the volume, where the map is largest; the first among equals.
+
+        The cross hairs of a signed map in `planes` lie where it is largest in size, for or against.
+        """
         values, covered = self._placed("image")
         return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
 

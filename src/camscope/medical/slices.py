@@ -53,7 +53,7 @@ def explain_slices(
     The maps are one map of the volume: their numbers are the model's own, and can be compared from slice to slice. `target`
     None: the class of which the model is surest on any slice. Grey values without a window are stretched between the least
     and the largest value of the whole volume, not of each slice. Where the preprocessing has an `orientation`, the volume is
-    turned first, and `axis` is one of the turned volume.
+    turned first, and `axis` is one of the turned volume; its "zscore" or "range" is that of each slice.
     """
     expect_count(batch_size=batch_size)
     scan = read_scan(source)
