@@ -197,6 +197,25 @@ def test_itks_files_are_in_their_place(suffix, tmp_path):
     assert scan.spacing == pytest.approx((5, 0.7, 0.5))
 
 
+@pytest.mark.parametrize(("measure", "pixel"), [("", None), ("spacings: 2 3 4\n", (4.0, 3.0, 2.0))])
+def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, tmp_path):
+    pytest.importorskip("SimpleITK")
+    words = f"NRRD0004\ntype: float\ndimension: 3\nsizes: 2 3 4\n{measure}encoding: raw\nendian: little\n\n"
+    (tmp_path / "a.nrrd").write_bytes(words.encode() + np.arange(24, dtype="<f4").tobytes())
+    scan = read_itk(tmp_path / "a.nrrd")
+    assert scan.world is None
+    assert scan.spacing == pixel
+    element = "" if pixel is None else "ElementSpacing = 2 3 4\n"
+    words = (
+        f"ObjectType = Image\nNDims = 3\nDimSize = 2 3 4\n{element}ElementType = MET_FLOAT\nElementDataFile = a.raw\n"
+    )
+    (tmp_path / "a.mhd").write_text(words)
+    (tmp_path / "a.raw").write_bytes(np.arange(24, dtype="<f4").tobytes())
+    scan = read_itk(tmp_path / "a.mhd")
+    assert scan.world is None
+    assert scan.spacing == pixel
+
+
 def test_an_itk_series_needs_a_choice(tmp_path):
     sitk = pytest.importorskip("SimpleITK")
     series = sitk.JoinSeries([sitk.GetImageFromArray(VOLUME), sitk.GetImageFromArray(VOLUME + 1)])

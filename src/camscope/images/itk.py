@@ -14,6 +14,9 @@ from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, selected
 
 SUFFIXES = (".nrrd", ".mha", ".mhd")
+BEGINNING = 4096  # bytes in which a header says where it lies
+PLACED = (b"space:", b"space directions:", b"transformmatrix", b"orientation", b"rotation")
+MEASURED = (b"spacings:", b"elementspacing", b"elementsize")
 HEADER = 1 << 16  # bytes in which a header that refers to another file does so
 
 
@@ -98,7 +101,17 @@ def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
     values = stored if colour else stored.astype(np.float32)
     flags = () if colour else not_finite(values)
     steps = (*taken, f"stored: {stored.dtype.name}")
-    return Scan(values, name, world=_world(image), colour=colour, steps=steps, flags=flags, sources=(path,))
+    placed, measured = _says(path)
+    world = _world(image) if placed else None
+    pixel = tuple(image.GetSpacing()[::-1]) if measured and not placed else None
+    return Scan(values, name, world=world, colour=colour, steps=steps, flags=flags, sources=(path,), pixel=pixel)
+
+
+def _says(path: Path) -> tuple[bool, bool]:
+    """Whether the header says how the axes lie, and how large voxels are: what it leaves out ITK takes for upright and 1 mm."""
+    with path.open("rb") as file:
+        head = file.read(BEGINNING).lower()
+    return any(word in head for word in PLACED), any(word in head for word in MEASURED)
 
 
 def _check(size: tuple[int, ...], parts: int, name: str) -> None:
