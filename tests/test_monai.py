@@ -28,7 +28,7 @@ from monai.transforms import (
 )
 
 from camscope import GradCAM
-from camscope.errors import PreprocessError
+from camscope.errors import ImageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NET = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
@@ -83,8 +83,8 @@ def test_what_the_matrices_do_not_tell_has_no_place_and_what_fails_names_no_file
         one = GradCAM(NET, "0", preprocess=way).explain(str(file), 1)
         assert one.placement is None
         assert "no known geometry" in one.notes[-1]
-    with pytest.raises(PreprocessError, match="raised") as error:
+    with pytest.raises(ImageError, match="raised") as error:
         GradCAM(NET, "0", preprocess=LoadImage(image_only=True)).explain(str(file.with_name("nobody.nii.gz")), 1)
     assert "nobody" not in str(error.value)
-    with pytest.raises(PreprocessError, match="EnsureChannelFirst"):
+    with pytest.raises(ImageError, match="EnsureChannelFirst"):
         GradCAM(NET, "0", preprocess=Compose([LoadImage(image_only=True), lambda x: x[0, 0]])).explain(str(file), 1)
