@@ -117,8 +117,8 @@ OF_PRIVACY = [
         "only where it says YES",
         inputs,
         "item_of",
-        "not scan.may_be_shown",
-        "scan.burned_in",
+        "drawn and scan.may_be_shown",
+        "drawn and not scan.burned_in",
         where_text_may_be_part_of_it_there_is_no_picture,
     ),
     Mutant(

@@ -192,6 +192,9 @@ def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
     made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
     assert made.failures == 0
     assert leaks(tmp_path / "out") == set()
+    run_batch(tool, tmp_path / "list.csv", tmp_path / "clinical", profile="clinical")
+    run = Run(tmp_path / "clinical")
+    assert [run.photo(row).shape for row in run.table().to_pylist()] == [(128, 128, 3)] * 2
 
 
 def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):

@@ -246,12 +246,10 @@ class Explanation:
             )
         size = size or self._best_size()
         values, covered = self._placed(size)
-        world, spacing = self._in_world(size)
         return render.Volume(
             self._background(size),
             values,
-            spacing=None if world is not None else spacing,
-            world=world,
+            world=self._in_world(size),
             covered=covered,
             masks=mask,
             scale=self._scale(scale),
@@ -320,15 +318,15 @@ class Explanation:
         data = render.animate(volume, axis, seconds=seconds, suffix=suffix, caption=self.caption, watch=watch)
         return write_bytes(path, data, overwrite=overwrite)
 
-    def _in_world(self, size: Size) -> tuple[npt.NDArray[np.float64] | None, tuple[float, float, float] | None]:
-        """(4,4) from voxels of the original, of the input or of the grid to millimetres, and millimetres a voxel."""
-        world, spacing = self.world, None
-        if size == "image":
-            return world, spacing
+    def _in_world(self, size: Size) -> npt.NDArray[np.float64] | None:
+        """(4,4) from voxels of the original, of the input or of the grid to millimetres; None where they are unknown."""
+        if size == "image" or self.world is None:
+            return self.world
         if self.placement is None:
-            return None, None
-        cells = self.placement.cells(self.input_size if size == "input" else self.grid)
-        return render.world_of_cells(world, cells), render.spacing_of_cells(spacing, cells)
+            return None
+        return render.world_of_cells(
+            self.world, self.placement.cells(self.input_size if size == "input" else self.grid)
+        )
 
     def _expect_flat(self) -> None:
         if self.heat.ndim != 2:

@@ -13,14 +13,13 @@ import numpy as np
 from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow, placed
 from camscope.batch.private import Places, privately
 from camscope.batch.query import Pieces, Query, as_dicts
-from camscope.batch.reading import bytes_of, sha256_of
+from camscope.batch.reading import fetched, sha256_of
 from camscope.batch.rows import FAILED
 from camscope.batch.sources import LIBRARIES, manifest_of
 from camscope.batch.store import Store
 from camscope.errors import ImageError, InputError
 from camscope.explanation import Explanation, Pixels
 from camscope.geometry import Placement
-from camscope.images.listing import is_medical
 from camscope.images.photo import read_photo
 from camscope.images.scan_pixels import grey
 from camscope.images.scans import is_scan, read_scan
@@ -100,7 +99,7 @@ class Collection:
             if images is not None:
                 return images[row["row"]]
             path = placed(path, Path(root["folder"]), confined=root["confined"])
-            return Path(path) if is_medical(path) or Path(path).is_dir() else bytes_of(path)
+            return fetched(path)
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from (None if self.private else error)
         except Exception as error:  # a store's own package may raise anything

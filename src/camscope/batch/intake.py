@@ -61,7 +61,8 @@ def _scan(source: Any, tool: Explainer, way: Way) -> Item:
         item = read_item(source, tool.preprocess, unwrap(tool.model), HERE)
     else:
         scan = read_scan(source, window=way.window)
-        item = item_of(replace(scan, burned_in=False) if way.allow_pixels else scan, tool.preprocess, HERE)
+        shown = replace(scan, burned_in=False) if way.allow_pixels else scan
+        return item_of(shown, tool.preprocess, HERE, drawn=way.drawn)
     return item if way.drawn else replace(item, image=None, seen=None)
 
 

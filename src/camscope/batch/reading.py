@@ -81,7 +81,11 @@ def _words(error: Exception, private: bool) -> str:
 
 def source_of(manifest: Manifest, path: str) -> bytes | Path:
     """A file's bytes; of a scan, which may be a part of a file or many files, its place."""
-    place = manifest.place(path)
+    return fetched(manifest.place(path))
+
+
+def fetched(place: str) -> bytes | Path:
+    """The same of where it is, a path or a URL."""
     if "://" not in place and (is_medical(place) or selected(place)[0].is_dir()):
         return Path(place)
     return bytes_of(place)

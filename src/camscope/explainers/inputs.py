@@ -97,8 +97,8 @@ def takes_scans(preprocess: object) -> bool:
     return isinstance(preprocess, ScanPreprocess | MonaiTransforms)
 
 
-def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype]) -> Item:
-    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures."""
+def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype], *, drawn: bool = True) -> Item:
+    """A scan brought to the model: by a preprocessing of scans, or as pixels by one of pictures; `drawn`: with its pictures."""
     from camscope.images.metatensor import MonaiTransforms
     from camscope.images.scan_pixels import grey, pixels_of
     from camscope.images.scan_preprocess import ScanPreprocess
@@ -113,17 +113,16 @@ def item_of(scan: "Scan", preprocess: Any, home: tuple[torch.device, torch.dtype
             f"no preprocessing is known for the volume {scan.name}: pass preprocess=ScanPreprocess(...)"
         )
     way = known(preprocess, scan.name)
+    visible, flags = drawn and scan.may_be_shown, scan.flags if scan.may_be_shown else (*scan.flags, UNSEEN)
     placement: Placement | None
-    image: Pixels | None
     if isinstance(way, ScanPreprocess):
         x, placement = _entered(way, scan, scan.name)
-        image, steps = grey(scan, way.window), (*scan.steps, *way.steps)
+        image, steps = grey(scan, way.window) if visible else None, (*scan.steps, *way.steps)
     else:
-        image, shown = pixels_of(scan)
-        (x, placement), steps = _entered(way, image, scan.name), shown.steps
-    picture, flags = picture_of(x, preprocess), scan.flags
-    if not scan.may_be_shown:
-        image, picture, flags = None, None, (*flags, UNSEEN)
+        pixels, shown = pixels_of(scan)
+        (x, placement), steps = _entered(way, pixels, scan.name), shown.steps
+        image = pixels if visible else None
+    picture = picture_of(x, preprocess) if visible else None
     return Item(x.to(*home), placement, scan.name, image, picture, scan.world, steps, flags)
 
 

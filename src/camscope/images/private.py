@@ -53,7 +53,7 @@ def _kept(path: Path) -> bytes:
         else:
             path.hardlink_to(sibling)  # of several processes that do this at once, one succeeds
     except FileExistsError:
-        pass
+        pass  # another process was first: its key is read below
     finally:
         sibling.unlink(missing_ok=True)
     return _read(path) or _of_this_process()

@@ -4,7 +4,7 @@ from camscope.render.animation import ANIMATED, SECONDS, Watch, animate, animati
 from camscope.render.channels import channel_grid
 from camscope.render.chart import Curve, axis, chart
 from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
-from camscope.render.compass import spacing_of_cells, world_of_cells
+from camscope.render.compass import world_of_cells
 from camscope.render.frames import MOST, chosen_frames, frames
 from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
 from camscope.render.outlines import OUTLINE, Masks, draw_outlines, key_below, outlines
@@ -75,7 +75,6 @@ __all__ = [
     "sheet",
     "shown",
     "slices",
-    "spacing_of_cells",
     "swatches",
     "text_tile",
     "trace",

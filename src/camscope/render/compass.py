@@ -89,14 +89,6 @@ def world_of_cells(world: ArrayLike | None, cells: NDArray[np.float64]) -> NDArr
     return np.asarray(checked_world(world) @ np.linalg.inv(shift) @ place @ shift)
 
 
-def spacing_of_cells(spacing: ArrayLike | None, cells: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Millimetres a cell, of millimetres a voxel and (3,4) from the cells' edges to the voxels'."""
-    if spacing is None:
-        return None
-    along = np.sqrt(((cells[:, :3] * np.asarray(spacing, np.float64)[:, None]) ** 2).sum(0))
-    return float(along[0]), float(along[1]), float(along[2])
-
-
 def letters(world: NDArray[np.float64]) -> tuple[Letters, Letters, Letters]:
     """The letters at the low and the high end of each array axis; of an oblique volume the nearest.
 
