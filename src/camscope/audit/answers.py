@@ -48,13 +48,16 @@ class Answered:
         """The standard deviation of a finding's log odds over all images: the unit of effects."""
         return float(self.odds[:, self.findings.index(finding)].std())
 
-    def write(self, folder: Path, ids: dict[int, str], truths: Sequence[dict[int, bool | None]]) -> None:
-        """As `predictions.parquet`: row, id, error, and of each finding its truth, log odds and probability; features."""
+    def write(
+        self, folder: Path, ids: dict[int, str], patients: dict[int, int], truths: Sequence[dict[int, bool | None]]
+    ) -> None:
+        """As `predictions.parquet`: row, id, patient (a number), error, of each finding truth, log odds and probability; features."""
         pa, every = arrow(), sorted([*self.rows, *self.errors])
         place = {row: n for n, row in enumerate(self.rows)}
         columns: dict[str, Any] = {
             "row": pa.array(every, pa.int64()),
             "id": pa.array([ids[row] for row in every], pa.string()),
+            "patient": pa.array([patients[row] for row in every], pa.int64()),
             "error": pa.array([self.errors.get(row) for row in every], pa.string()),
         }
         for f, name in enumerate(self.findings):

@@ -27,8 +27,7 @@ def lines(subject: Subject, measures: Measures, *, only: bool | None = None) -> 
 
 def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":
     """With the patient of each row, by a number."""
-    numbers = {who: n for n, who in enumerate(dict.fromkeys(subject.patients[row] for row in subject.rows))}
-    whose = [numbers[subject.patients[row]] for row in table["row"].to_pylist()]
+    whose = [subject.numbers[row] for row in table["row"].to_pylist()]
     return table.append_column(PATIENT, arrow().array(whose, arrow().int64()))
 
 

@@ -1,5 +1,6 @@
 """Subject: what is audited: the rows of the manifest, the model, its explainers, and what is known of each image."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from camscope.audit.config import Config
 from camscope.batch import Manifest, Run, manifest_of
-from camscope.batch.manifest import TAKEN, arrow, numbered
+from camscope.batch.manifest import TAKEN, arrow
 from camscope.batch.private import privately
 from camscope.batch.reading import Loaded, loaded, source_of
 from camscope.batch.worker import Worker
@@ -39,7 +39,7 @@ class Finding:
     name: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Subject:
     """What the stages share. `folder`: of the audit. `told`: is called as a stage goes on."""
 
@@ -78,9 +78,7 @@ class Subject:
     def shown(self) -> Manifest:
         """The same rows as the outputs have them: in the profile "research" without names of files."""
         kept = ["row", "id", "path", *self.config.report.columns]
-        plain = numbered(self.manifest.table.select(_free(kept)), "the manifest")
-        plain = plain.set_column(0, "row", self.manifest.table["row"])
-        made = replace(self.manifest, table=plain)
+        made = replace(self.manifest, table=self.manifest.table.select(_free(kept)))
         return privately(made, list(self.config.report.columns)) if self.private else made
 
     @property
@@ -114,6 +112,12 @@ class Subject:
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
         return {row: f"row {row}" if who in (None, "") else who for row, who in self.column(self.config.data.patient).items()}
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The patient of each row as a number, which says nothing of him."""
+        known = {who: n for n, who in enumerate(dict.fromkeys(self.patients[row] for row in self.rows))}
+        return {row: known[self.patients[row]] for row in self.rows}
 
     @cached_property
     def model(self) -> nn.Module:
@@ -246,6 +250,13 @@ class Subject:
         return Answered.read(self.folder).rows
 
 
+    @cached_property
+    def layer(self) -> str | None:
+        """Where the first method looks that looks at one layer, as `resolve` found."""
+        tools = json.loads((self.folder / "stages" / "resolve.json").read_bytes())["tools"]
+        return next((tool["layer"] for tool in tools if tool["layer"] in dict(self.model.named_modules())), None)
+
+
 def _free(names: Sequence[str]) -> list[str]:
     """Each once; InputError for one that a result has of its own."""
     if taken := [name for name in names if name in TAKEN and name not in ("row", "id", "path")]:
@@ -259,6 +270,3 @@ def _truth(value: Any, column: str) -> bool:
     if str(value).lower() in ("0", "0.0", "false", "no"):
         return False
     raise InputError(f"the column {column!r} holds something that is neither 0 nor 1")
-
-
-Floats = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """localise: whether the maps lie on the finding, where somebody said where it is; beside maps that know nothing."""
 
-from camscope.audit.levels import levels
+from camscope.audit.subgroups import levels
 from camscope.audit.lines import grouped, lines, of_finding, values
 from camscope.audit.schema import Level, Measured
 from camscope.audit.subject import Subject
