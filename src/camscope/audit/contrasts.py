@@ -142,13 +142,23 @@ def _contrast(
         except UndefinedError as error:
             return Contrast(level, against, reason=f"{words}: {error}")
     own, other = sides
-    gaps = own.drawn - other.drawn
-    gaps, n = gaps[~np.isnan(gaps)], min(own.witnesses, other.witnesses)
+    gaps, n = _gaps(own, other), min(own.witnesses, other.witnesses)
     one, two, patients = own.estimate, other.estimate, len(np.union1d(own.patients, other.patients))
     difference = Estimate(one.mean - two.mean, *interval(own, other), one.n + two.n, patients, p=p_of(gaps, n))
     flat = [str(words) for words, made in ((level, own), (against or "all others", other)) if made.constant]
-    reason = f"all values of {' and of '.join(flat)} are equal: nothing tells how they vary" if flat else ""
-    return Contrast(level, against, one, two, difference, reason=reason)
+    reason = f"all values of {' and of '.join(flat)} are equal" if flat else ""
+    return Contrast(level, against, one, two, difference, word="undecided" if len(flat) == 2 else None, reason=reason)
+
+
+def _gaps(own: Side, other: Side) -> Floats:
+    """Draws of the difference. A side whose values are all equal is taken to vary as the other does: it would not be seen."""
+    one, two = own.drawn, other.drawn
+    if own.constant:
+        one = one + (two[::-1] - other.estimate.mean) * sqrt(other.witnesses / own.witnesses)
+    if other.constant:
+        two = two + (own.drawn[::-1] - own.estimate.mean) * sqrt(own.witnesses / other.witnesses)
+    gaps = one - two
+    return np.asarray(gaps[~np.isnan(gaps)])
 
 
 def _p(one: Contrast) -> float:
@@ -156,11 +166,11 @@ def _p(one: Contrast) -> float:
 
 
 def _judged(one: Contrast, p: float, margin: float) -> Contrast:
-    if one.difference is None:
-        return one
+    if one.difference is None or one.word is not None:
+        return replace(one, p=p)
     low, high = one.difference.low, one.difference.high
     word: Word = "undecided"
-    if -margin < low and high < margin and not one.reason:
+    if -margin < low and high < margin:
         word = "equivalent"
     elif (low > 0 or high < 0) and p <= LEVEL:
         word = "different"
@@ -198,8 +208,7 @@ def _expect_patients(patients: int, least: int) -> None:
 
 
 def _percentiles(own: Side, other: Side) -> tuple[float, float]:
-    gaps = own.drawn - other.drawn
-    return interval_of(gaps[~np.isnan(gaps)], min(own.witnesses, other.witnesses))
+    return interval_of(_gaps(own, other), min(own.witnesses, other.witnesses))
 
 
 def _moved(own: Side, other: Side) -> tuple[float, float]:
