@@ -10,11 +10,13 @@ import numpy as np
 
 from camscope.audit.audited import AuditRun
 from camscope.audit.numbers import number
-from camscope.audit.performance import auroc, auroc_difference
+from camscope.audit.performance import auroc
+from camscope.audit.ranking import kept, ranked, redrawn, under_roc
 from camscope.audit.schema import Number
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.statistics import difference, holm
+from camscope.metrics import Estimate
+from camscope.metrics.statistics import REPLICATES, difference, holm, interval_of, p_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,10 +128,20 @@ def _answers(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str
     groups = [patients[name] for name in ids]
     try:
         own = [number(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in answers]
-        gap = number(auroc_difference(truth, answers[1], answers[0], groups, seed=seed), 0.0, "no difference")
+        gap = number(_gap(truth, answers[0], answers[1], groups, seed), 0.0, "no difference")
     except UndefinedError:
         return
     yield Difference("AUROC", finding, own[0], own[1], gap)
+
+
+def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) -> Estimate:
+    """AUROC of the second answers less that of the first; both from the same draws of patients."""
+    rankings = [ranked(truth, answer, groups) for answer in (first, second)]
+    points = [one.point(under_roc) for one in rankings]
+    drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
+    gaps = kept(drawn[1] - drawn[0], rankings[0].words())
+    fewest = min(rankings[0].witnesses)
+    return Estimate(points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest))
 
 
 def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
