@@ -1,0 +1,1 @@
+"""A model audit: stages, verdicts, report. Floor 6. Needs the extra `audit`."""
