@@ -51,7 +51,7 @@ class Answered:
     def write(
         self, folder: Path, ids: dict[int, str], patients: dict[int, int], truths: Sequence[dict[int, bool | None]]
     ) -> None:
-        """As `predictions.parquet`: row, id, patient (a number), error, of each finding truth, log odds and probability; features."""
+        """As `predictions.parquet`: row, id, patient (a number), error; for each finding truth, log odds, chance; features."""
         pa, every = arrow(), sorted([*self.rows, *self.errors])
         place = {row: n for n, row in enumerate(self.rows)}
         columns: dict[str, Any] = {

@@ -15,12 +15,16 @@ from camscope.structure import the_tensor
 from camscope.targets.outputs import are_probabilities, class_scores
 
 
-def odds_of(subject: Subject, x: Tensor, findings: Sequence[Finding], layer: str | None = None) -> tuple[Tensor, Tensor]:
+def odds_of(
+    subject: Subject, x: Tensor, findings: Sequence[Finding], layer: str | None = None
+) -> tuple[Tensor, Tensor]:
     """(N,C,*S) -> (N,F) log odds, and (N,D) features: a layer's output, averaged over places; without one the logits."""
     outputs, names = subject.config.model.outputs, [] if layer is None else [layer]
     with (
         torch.no_grad(),
-        asking(survey(subject.model), Asking("eval", None, subject.categories or None), x.to(*home(subject.model))) as asked,
+        asking(
+            survey(subject.model), Asking("eval", None, subject.categories or None), x.to(*home(subject.model))
+        ) as asked,
         record(subject.model, names, device=None) as seen,
     ):
         score = asked.score(findings[0].index)

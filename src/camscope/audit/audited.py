@@ -64,13 +64,17 @@ class AuditRun:
         try:
             self.summary = Summary.model_validate_json((self.folder / writing.SUMMARY).read_bytes())
         except ValidationError as error:
-            raise InputError(f"{folder}: {writing.SUMMARY} is not what an audit writes: {error.error_count()} errors") from None
+            raise InputError(
+                f"{folder}: {writing.SUMMARY} is not what an audit writes: {error.error_count()} errors"
+            ) from None
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The answers, those that speak against the model first."""
         order = ("against", "neither", "for")
-        return tuple(sorted(self.summary.verdicts, key=lambda one: (one.word == "not testable", order.index(one.speaks))))
+        return tuple(
+            sorted(self.summary.verdicts, key=lambda one: (one.word == "not testable", order.index(one.speaks)))
+        )
 
     @property
     def report(self) -> Path:
@@ -85,8 +89,7 @@ class AuditRun:
     @property
     def failures(self) -> int:
         """Images without an answer or a map."""
-        table = self.predictions()
-        return max(table["error"].length() - table["error"].null_count, self.maps.failures and len(_failed(self.maps)))
+        return sum(1 for _ in (self.folder / writing.FAILURES).read_text(encoding="utf-8-sig").splitlines()) - 1
 
     def predictions(self) -> "pa.Table":
         """row, id, error; of each finding truth, log odds and probability; features."""
@@ -117,14 +120,10 @@ class AuditRun:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.word}</b></td><td>{_said(one)}</td></tr>" for one in self.verdicts
+            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.word}</b></td><td>{_said(one)}</td></tr>"
+            for one in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _failed(maps: Run) -> set[int]:
-    table = maps.table(["row", "status"])
-    return {row for row, status in zip(table["row"].to_pylist(), table["status"].to_pylist(), strict=True) if status == "failed"}
 
 
 def _said(one: Verdict) -> str:

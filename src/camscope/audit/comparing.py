@@ -92,10 +92,10 @@ def compared(
     patients = _patients(one)
     made = [gap for finding in findings for gap in _of(one, other, finding, patients, seed)]
     corrected = holm([1.0 if gap.difference.p is None else gap.difference.p for gap in made])
-    adjusted = [
-        gap if gap.difference.p is None else _with_p(gap, p) for gap, p in zip(made, corrected, strict=True)
-    ]
-    return Comparison((one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), tuple(_changes(one, other)))
+    adjusted = [gap if gap.difference.p is None else _with_p(gap, p) for gap, p in zip(made, corrected, strict=True)]
+    return Comparison(
+        (one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), tuple(_changes(one, other))
+    )
 
 
 def _with_p(gap: Difference, p: float) -> Difference:
@@ -120,7 +120,9 @@ def _of(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int
             yield from _paired(key, finding, [move[key] for move in moves], patients, seed)
 
 
-def _answers(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Difference]:
+def _answers(
+    one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int
+) -> Iterator[Difference]:
     known = [_predicted(run, finding) for run in (one, other)]
     ids = [name for name in known[0] if name in known[1]]
     truth = np.array([known[0][name][0] for name in ids], np.bool_)
@@ -141,14 +143,18 @@ def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) 
     drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
     gaps = kept(drawn[1] - drawn[0], rankings[0].words())
     fewest = min(rankings[0].witnesses)
-    return Estimate(points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest))
+    return Estimate(
+        points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest)
+    )
 
 
 def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
     table = run.predictions()
     columns = (table[name].to_pylist() for name in ("id", f"truth {finding}", f"log odds {finding}"))
     return {
-        name: (truth, odds) for name, truth, odds in zip(*columns, strict=True) if truth is not None and odds is not None
+        name: (truth, odds)
+        for name, truth, odds in zip(*columns, strict=True)
+        if truth is not None and odds is not None
     }
 
 

@@ -18,7 +18,12 @@ def leaks(subject: Subject, answered: Answered) -> Iterator[Leak]:
         rows = [row for row in answered.rows if said[row] not in (None, "")]
         features = answered.features[[places[row] for row in rows]]
         try:
-            found = leak(features, [str(said[row]) for row in rows], [subject.patients[row] for row in rows], seed=subject.config.seed)
+            found = leak(
+                features,
+                [str(said[row]) for row in rows],
+                [subject.patients[row] for row in rows],
+                seed=subject.config.seed,
+            )
             yield Leak(column=column, auroc=number(found.auroc, 0.5, "chance"), null_high=rounded(found.null_high))
         except UndefinedError as error:
             yield Leak(column=column, auroc=number(None, 0.5, "chance", str(error)), null_high=None)

@@ -9,7 +9,7 @@ ALWAYS = (
     "Maps that lie on a finding do not prove that the model uses it; maps that do not are no proof of a shortcut.",
     "Confounders that nobody named, or that cannot be seen, are not excluded.",
     "A region that a map does not show may still decide the answer: interventions decide, maps show where.",
-    "What is filled, removed or inserted makes images of a kind that the model was not trained on; fills are named, and two agree.",
+    "Images in which something is filled or inserted are not of the kind that the model learnt: fills are named, and two agree.",
     "Randomisation tests find maps that do not depend on the training; they do not rank methods.",
     "Margins and thresholds were declared by whoever ran the audit, and their digest was taken before any model was asked.",
     "The numbers hold for this data and these weights only.",
@@ -30,7 +30,8 @@ def _floor(resolve: Resolve) -> Iterator[str]:
         side = max(tool.stride, default=1.0)
         if side > 1:
             place = f", {tool.millimetres:.3g} mm on the image" if tool.millimetres is not None else ""
-            yield f"A cell of the maps of {tool.title} is {side:.3g} pixels of the model's input wide{place}: nothing finer is seen."
+            cell = f"{side:.3g} pixels of the model's input wide{place}"
+            yield f"A cell of the maps of {tool.title} is {cell}: nothing finer is seen."
 
 
 def warnings(summary: Summary) -> Iterator[str]:
@@ -42,7 +43,9 @@ def warnings(summary: Summary) -> Iterator[str]:
     failed = sum(one.failures for one in summary.explain.maps[:1])
     if failed:
         yield f"{failed} images have no map; they are listed in failures.csv."
-    for one in sorted(summary.check.found, key=lambda found: SEVERE.index(found.severity) if found.severity in SEVERE else 9):
+    for one in sorted(
+        summary.check.found, key=lambda found: SEVERE.index(found.severity) if found.severity in SEVERE else 9
+    ):
         if one.severity in SEVERE:
             yield f"{one.message} ({one.count} x)"
     for name in ("localise", "faithfulness", "sanity", "robustness", "shortcut"):

@@ -21,7 +21,18 @@ from camscope.files import write_bytes
 from camscope.version import __version__
 
 FILE, LOG = "provenance.json", "log.jsonl"
-PACKAGES = ("torch", "torchvision", "numpy", "pyarrow", "scipy", "scikit-learn", "scikit-image", "pydantic", "pydicom", "nibabel")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pyarrow",
+    "scipy",
+    "scikit-learn",
+    "scikit-image",
+    "pydantic",
+    "pydicom",
+    "nibabel",
+)
 TIMES = ("seconds",)  # columns of a table that no second run repeats
 REQUIRED = (
     "camscope", "code", "config", "config_digest", "data", "model", "rows", "seeds", "versions", "machine", "outputs", "started",

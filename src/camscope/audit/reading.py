@@ -22,7 +22,9 @@ def reading(
         if one_way.claimed > 1:
             for cluster in one_way.clusters:
                 for name in cluster.prototypes[:1]:
-                    yield Reading(id=name, finding=one_way.finding, why=f"typical of a way of looking (cluster {cluster.number})")
+                    yield Reading(
+                        id=name, finding=one_way.finding, why=f"typical of a way of looking (cluster {cluster.number})"
+                    )
 
 
 def _wrong(subject: Subject, answered: Answered, finding: Finding) -> Iterator[Reading]:
@@ -30,7 +32,11 @@ def _wrong(subject: Subject, answered: Answered, finding: Finding) -> Iterator[R
     missed = sorted((row for row in odds if truths[row] is True and odds[row] < 0), key=lambda row: odds[row])
     alarms = sorted((row for row in odds if truths[row] is False and odds[row] > 0), key=lambda row: -odds[row])
     unsure = sorted((row for row in odds if truths[row] is not None), key=lambda row: abs(odds[row]))
-    for rows, why in ((missed, "missed, and sure of it"), (alarms, "false alarm, and sure of it"), (unsure, "undecided")):
+    for rows, why in (
+        (missed, "missed, and sure of it"),
+        (alarms, "false alarm, and sure of it"),
+        (unsure, "undecided"),
+    ):
         for row in rows[:EACH]:
             yield Reading(id=subject.ids[row], finding=finding.name, why=why)
 

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
-from camscope.audit.config import Config
 from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
 from camscope.audit.stages.check import check
 from camscope.audit.stages.explain import explain

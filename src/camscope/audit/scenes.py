@@ -58,14 +58,20 @@ def wanted(subject: Subject) -> list[str]:
     return [*config.columns, *presets]
 
 
-def scenes(subject: Subject, rows: Sequence[int]) -> Scenes:
-    """Of some rows, those whose input has the size that most have."""
-    made, done = Scenes([]), 0
+def masked(subject: Subject) -> dict[str, Evidence]:
+    """The regions whose masks somebody made."""
     known = {name: subject.evidence_in(column) for name, column in subject.config.regions.columns.items()}
     if subject.evidence is not None:
         known[FINDING] = subject.evidence
     if subject.config.regions.organ is not None:
         known[ORGAN] = subject.evidence_in(subject.config.regions.organ)
+    return known
+
+
+def scenes(subject: Subject, rows: Sequence[int]) -> Scenes:
+    """Of some rows, those whose input has the size that most have."""
+    made, done = Scenes([]), 0
+    known = masked(subject)
     for one in subject.loaded(rows):
         done += 1
         subject.told(done, len(rows))

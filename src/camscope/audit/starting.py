@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,58 +38,98 @@ def init(
     names = made.table.column_names
     label = _first(names, LABEL)
     if label is None:
-        raise InputError(f"no column of labels ({', '.join(LABEL)}) among {', '.join(names)}: rename it, or write the config by hand")
+        raise InputError(
+            f"no column of labels ({', '.join(LABEL)}) among {', '.join(names)}: rename it, or write the config by hand"
+        )
     card = card_of(load_model(model, weights=weights))
     said = {str(one) for one in made.table[label].to_pylist() if one not in (None, "")}
     asked = list(findings) or _findings((card.categories if card else None) or (), said)
-    subgroups = [name for name in SUBGROUPS if name in names and 1 < _levels(made.table[name]) <= MOST]
-    split, evidence, organ = _first(names, SPLIT), _first(names, EVIDENCE), _first(names, ORGAN)
-    regions = {name.removeprefix(REGION): name for name in names if name.startswith(REGION) and name != organ}
     folder = relative_to or Path.cwd()
-    lines = [
-        "# What camscope audit run reads. Margins are declared here, before anybody looks: their digest goes into the report.",
-        'title = "Model audit"',
-        'question = ""  # what the model is meant for, in a sentence',
-        "seed = 0",
-        'fills = ["mean", "blur"]  # what is seen where something is removed; two at least, of mean, blur, noise, zero, inpainting',
-        "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
-        "",
-        "[data]",
-        f"manifest = {_text(_near(manifest, folder))}",
-        *([f"root = {_text(_near(root, folder))}"] if root else []),
-        f"label = {_text(label)}  # each image's class, by name or number",
-        *_optional("patient", _first(names, PATIENT), "whose image it is: intervals draw patients whole"),
-        f"subgroups = {_list(subgroups)}  # columns by which answers and maps are compared",
-        *([f"split = {_text(split)}", 'use = "test"  # only rows of this split'] if split else []),
-        *_optional("evidence", evidence, "where findings are: a column of masks or boxes, a folder of masks, or a COCO file"),
-        "",
-        "[model]",
-        f"source = {_text(_near_code(model, folder))}  # a file of Python that is named here is executed",
-        *([f"weights = {_text(_near(weights, folder))}"] if weights else []),
-        '# preprocess = "imagenet"  # if the model does not say how images enter it',
-        'outputs = "softmax"  # or "sigmoid": findings of which each has an answer of its own',
-        "",
-        "[explain]",
-        f"findings = {_list(asked)}",
-        'methods = ["gradcam", "integratedgradients"]  # a CAM misses small markers: keep a finer one beside it',
-        "# layer = \"layer4\"  # default: the model's own",
-        "",
-        "[regions]  # where the model should not need to look",
-        f"modality = {_text(modality or 'any')}  # xray, ct, mri, dermoscopy, retina, pathology, any",
-        *([f"organ = {_text(organ)}  # masks of what the finding lies in"] if organ else ["# organ = \"region_lungs\"  # a column of masks of what the finding lies in"]),
-        *(["columns = { " + ", ".join(f"{name} = {_text(column)}" for name, column in regions.items()) + " }  # masks of markers"] if regions else ['# columns = { token = "region_token" }  # masks of markers that some images have']),
-        "",
-        "[margins]",
-        *_fields(Margins(), MARGINS),
-        "",
-        "[sizes]  # on how many images the costly stages work",
-        *_fields(Sizes(), {}),
-        "",
-        "[report]",
-        'profile = "research"  # names no file, and no column that is not listed; "clinical" names them',
-        f"columns = []  # may be shown, of {', '.join(one for one in names if one not in ('row', 'id', 'path'))}"[:118],
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return "\n".join(
+        [
+            *HEAD,
+            *_data(made.table, _near(manifest, folder), None if root is None else _near(root, folder), label),
+            *_model(_near_code(model, folder), None if weights is None else _near(weights, folder)),
+            *_explain(asked),
+            *_regions(names, modality or "any"),
+            "[margins]",
+            *_fields(Margins(), MARGINS),
+            "",
+            "[sizes]  # on how many images the costly stages work",
+            *_fields(Sizes(), {}),
+            "",
+            *_report(names),
+            "",
+        ]
+    )
+
+
+HEAD = (
+    "# What camscope audit run reads. Margins are declared here, before anybody looks: their digest goes into the report.",
+    'title = "Model audit"',
+    'question = ""  # what the model is meant for, in a sentence',
+    "seed = 0",
+    'fills = ["mean", "blur"]  # what is seen where something is removed: two of mean, blur, noise, zero, inpainting, or more',
+    "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
+    "",
+)
+
+
+def _data(table: Any, manifest: str, root: str | None, label: str) -> Iterator[str]:
+    names = table.column_names
+    subgroups = [name for name in SUBGROUPS if name in names and 1 < _levels(table[name]) <= MOST]
+    split = _first(names, SPLIT)
+    yield "[data]"
+    yield f"manifest = {_text(manifest)}"
+    if root is not None:
+        yield f"root = {_text(root)}"
+    yield f"label = {_text(label)}  # each image's class, by name or number"
+    yield _optional("patient", _first(names, PATIENT), "whose image it is: intervals draw patients whole")
+    yield f"subgroups = {_list(subgroups)}  # columns by which answers and maps are compared"
+    if split is not None:
+        yield f"split = {_text(split)}"
+        yield 'use = "test"  # only rows of this split'
+    yield _optional(
+        "evidence", _first(names, EVIDENCE), "where findings are: a column of masks or boxes, a folder, or a COCO file"
+    )
+    yield ""
+
+
+def _model(source: str, weights: str | None) -> Iterator[str]:
+    yield "[model]"
+    yield f"source = {_text(source)}  # a file of Python that is named here is executed"
+    if weights is not None:
+        yield f"weights = {_text(weights)}"
+    yield '# preprocess = "imagenet"  # if the model does not say how images enter it'
+    yield 'outputs = "softmax"  # or "sigmoid": findings of which each has an answer of its own'
+    yield ""
+
+
+def _explain(findings: Sequence[str]) -> Iterator[str]:
+    yield "[explain]"
+    yield f"findings = {_list(findings)}"
+    yield 'methods = ["gradcam", "integratedgradients"]  # a CAM misses small markers: keep a finer one beside it'
+    yield '# layer = "layer4"  # default: the model\'s own'
+    yield "# settings = { integratedgradients = { steps = 16 } }"
+    yield ""
+
+
+def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
+    organ = _first(names, ORGAN)
+    markers = [name for name in names if name.startswith(REGION) and name != organ]
+    columns = ", ".join(f"{name.removeprefix(REGION)} = {_text(name)}" for name in markers)
+    yield "[regions]  # where the model should not need to look"
+    yield f"modality = {_text(modality)}  # whose usual regions: xray, ct, mri, dermoscopy, retina, pathology, any"
+    yield _optional("organ", organ, "a column of masks of what the finding lies in")
+    words = "masks of markers that some images have"
+    yield f"columns = {{ {columns} }}  # {words}" if markers else f'# columns = {{ token = "region_token" }}  # {words}'
+    yield ""
+
+
+def _report(names: Sequence[str]) -> Iterator[str]:
+    yield "[report]"
+    yield 'profile = "research"  # names no file, and no column that is not listed; "clinical" names them'
+    yield "columns = []  # may be shown, of " + ", ".join(name for name in names if name not in ("row", "id", "path"))
 
 
 MARGINS = {
@@ -121,12 +161,15 @@ def _levels(column: Any) -> int:
     return len({one for one in column.to_pylist() if one is not None})
 
 
-def _optional(name: str, value: str | None, why: str) -> list[str]:
-    return [f'# {name} = ""  # {why}' if value is None else f"{name} = {_text(value)}  # {why}"]
+def _optional(name: str, value: str | None, why: str) -> str:
+    return f'# {name} = ""  # {why}' if value is None else f"{name} = {_text(value)}  # {why}"
 
 
 def _fields(part: Any, words: dict[str, str]) -> list[str]:
-    return [f"{name} = {value}" + (f"  # {words[name]}" if name in words else "") for name, value in part.model_dump().items()]
+    return [
+        f"{name} = {value}" + (f"  # {words[name]}" if name in words else "")
+        for name, value in part.model_dump().items()
+    ]
 
 
 def _near(place: str, folder: Path) -> str:

@@ -19,7 +19,9 @@ def levels(
     for column in subject.config.data.subgroups:
         said = subject.column(column)
         try:
-            found = _contrasts(subject, rows, [values[row] for row in rows], [_level(said[row]) for row in rows], margin, truth)
+            found = _contrasts(
+                subject, rows, [values[row] for row in rows], [_level(said[row]) for row in rows], margin, truth
+            )
         except UndefinedError as error:
             found = ()
             yield _open(column, "", str(error), margin)
@@ -41,13 +43,9 @@ def _contrasts(
 ) -> tuple[Contrast, ...]:
     groups, config = [subject.patients[row] for row in rows], subject.config
     if truth is None:
-        return contrast(
-            values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed
-        )
+        return contrast(values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
     known = np.array([truth[row] for row in rows], np.bool_)
-    return contrast_aurocs(
-        known, values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed
-    )
+    return contrast_aurocs(known, values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
 
 
 def _of(column: str, one: Contrast, margin: float) -> Level:
@@ -58,7 +56,9 @@ def _of(column: str, one: Contrast, margin: float) -> Level:
     return Level(
         column=column,
         level=level,
-        value=number(one.own, one.other.mean if one.other else None, "the others" if one.against is None else str(one.against)),
+        value=number(
+            one.own, one.other.mean if one.other else None, "the others" if one.against is None else str(one.against)
+        ),
         difference=difference.model_copy(update={"p": rounded(one.p)}),
         word=one.word,
         margin=margin,

@@ -118,7 +118,7 @@ class Trying:
     def _effect(
         self, name: str, kind: str, fill: str | None, rows: Sequence[Scene], before: Array, after: Array
     ) -> Number:
-        """before -> after, in units of the spread; of a removal the other way round, so that what argues for is positive."""
+        """Before -> after, in units of the spread; of a removal the other way round, so that what argues for is positive."""
         self.trials += [
             Trial(one.row, self.finding.name, name, kind, fill, first, then)
             for one, first, then in zip(rows, before.tolist(), after.tolist(), strict=True)
@@ -130,7 +130,9 @@ class Trying:
                 raise UndefinedError("the model gives every image the same answer")
             config = self.subject.config
             gaps = (after - before) / self.spread
-            return number(estimated(gaps, self._groups(rows), replicates=config.replicates, seed=config.seed), 0.0, "no effect")
+            return number(
+                estimated(gaps, self._groups(rows), replicates=config.replicates, seed=config.seed), 0.0, "no effect"
+            )
         except UndefinedError as error:
             return number(None, 0.0, "no effect", str(error))
 

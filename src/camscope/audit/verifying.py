@@ -1,4 +1,4 @@
-"""verifying: whether an audit is still what it was: its files, and with its config the data, the weights, and rows computed again."""
+"""verifying: whether an audit is still what it was: its files; with its config data, weights and rows computed again, too."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from camscope.audit.audited import AuditRun
 from camscope.audit.config import Config
 from camscope.audit.subject import Subject
 from camscope.audit.verdicts import verdicts
-from camscope.batch.query import as_dicts
 from camscope.batch.manifest import arrow
+from camscope.batch.query import as_dicts
 from camscope.errors import CamscopeError, InputError
 
 CLOSE = 1e-5  # of a map's largest value: other companions in a pass, another order of sums
@@ -58,7 +58,9 @@ def verified(
     try:
         known = json.loads((Path(folder) / provenance.FILE).read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: it has no {provenance.FILE} that can be read: no finished audit is here") from error
+        raise InputError(
+            f"{folder}: it has no {provenance.FILE} that can be read: no finished audit is here"
+        ) from error
     checks = [_sealed(known), *_outputs(Path(folder), known), _judged(Path(folder))]
     if config is not None:
         checks += _again(Path(folder), Config.of(config), known, rows, seed)
@@ -72,9 +74,15 @@ def _sealed(known: dict[str, Any]) -> Checked:
 
 def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
     there, then = provenance.outputs(folder), known.get("outputs", {})
-    wrong = {name: "is missing" if name not in there else "was changed" for name in then if there.get(name) != then[name]}
+    wrong = {
+        name: "is missing" if name not in there else "was changed" for name in then if there.get(name) != then[name]
+    }
     wrong |= {name: "was not there" for name in there if name not in then}
-    yield Checked("outputs", not wrong, f"{len(then)} files" + (f", {len(wrong)} of them differ" if wrong else ", all as they were"))
+    yield Checked(
+        "outputs",
+        not wrong,
+        f"{len(then)} files" + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
+    )
     for name, why in sorted(wrong.items())[:20]:
         yield Checked(name, False, why)
 
@@ -86,7 +94,11 @@ def _judged(folder: Path) -> Checked:
     except CamscopeError as error:
         return Checked("summary", False, str(error))
     same = tuple(verdicts(summary)) == summary.verdicts
-    return Checked("verdicts", same, f"{len(summary.verdicts)} follow from the numbers" if same else "they do not follow from the numbers")
+    return Checked(
+        "verdicts",
+        same,
+        f"{len(summary.verdicts)} follow from the numbers" if same else "they do not follow from the numbers",
+    )
 
 
 def _again(folder: Path, config: Config, known: dict[str, Any], rows: int, seed: int) -> Iterator[Checked]:
@@ -141,4 +153,3 @@ def _off(again: Any, then: Any) -> float:
     largest = float(np.abs(other).max())
     gap = float(np.abs(one - other).max())
     return gap / largest if largest > 0 else gap
-

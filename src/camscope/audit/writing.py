@@ -26,7 +26,16 @@ def emptied(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("maps", "localise", "faithfulness", "robustness", "stages"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("predictions.parquet", "interventions.parquet", METRICS, FAILURES, SUMMARY, REPORT, "provenance.json", "log.jsonl"):
+    for name in (
+        "predictions.parquet",
+        "interventions.parquet",
+        METRICS,
+        FAILURES,
+        SUMMARY,
+        REPORT,
+        "provenance.json",
+        "log.jsonl",
+    ):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -26,17 +26,28 @@ MARKS = {"supported": "●", "not supported": "○", "not testable": "–"}
 STYLES = {"for": "green", "against": "bold red", "neither": ""}
 
 
-@app.command(epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml")
+@app.command(
+    epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml"
+)
 def init(
-    manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="A .csv or .parquet file, with a column of labels.")],
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="A .csv or .parquet file, with a column of labels.")
+    ],
     model: base.ModelOption,
     weights: base.WeightsOption = None,
     root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where relative paths begin.")] = None,
-    finding: Annotated[str | None, typer.Option(metavar="A,B", help="Classes to ask about; default: those of the labels.")] = None,
-    modality: Annotated[
-        str | None, typer.Option(metavar="NAME", help="xray, ct, mri, dermoscopy, retina, pathology: whose usual regions are looked for.")
+    finding: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Classes to ask about; default: those of the labels.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the config goes.")] = Path("audit.toml"),
+    modality: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="xray, ct, mri, dermoscopy, retina, pathology: whose usual regions are looked for."
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the config goes.")] = Path(
+        "audit.toml"
+    ),
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Write a config with a word on every setting, from what the manifest and the model say of themselves."""
@@ -51,13 +62,18 @@ def init(
     Config.of(output)
     console = base.out()
     console.print(base.styled(("config  ", "bold"), (base.shown(output), "cyan")), soft_wrap=True)
-    console.print(base.styled(("next    ", "bold"), (f"read it, then: camscope audit run {base.shown(output)}", "")), soft_wrap=True)
+    console.print(
+        base.styled(("next    ", "bold"), (f"read it, then: camscope audit run {base.shown(output)}", "")),
+        soft_wrap=True,
+    )
 
 
 @app.command(epilog="Example: camscope audit run audit.toml -o audit")
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="As camscope audit init writes it.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the audit goes.")] = Path("camscope-audit"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the audit goes.")] = Path(
+        "camscope-audit"
+    ),
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Run all stages, and write summary.json, the tables and report.html. Start it again, and it goes on.
@@ -77,7 +93,9 @@ def run(
 @app.command(epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
 def compare(
     first: Annotated[Path, typer.Argument(metavar="RUN_A", help="An audit.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="An audit of the same images, of another checkpoint.")],
+    second: Annotated[
+        Path, typer.Argument(metavar="RUN_B", help="An audit of the same images, of another checkpoint.")
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also as JSON.")] = None,
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -91,10 +109,20 @@ def compare(
     for one in made.differences:
         style = "bold" if one.significant else None
         p = "" if one.difference.p is None else f"{one.difference.p:.2g}"
-        table.add_row(base.shown(one.name), base.shown(one.finding), said(one.first), said(one.second), interval(one.difference), p, style=style)
+        table.add_row(
+            base.shown(one.name),
+            base.shown(one.finding),
+            said(one.first),
+            said(one.second),
+            interval(one.difference),
+            p,
+            style=style,
+        )
     console.print(table)
     for change in made.changes:
-        console.print(base.styled(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")), soft_wrap=True)
+        console.print(
+            base.styled(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")), soft_wrap=True
+        )
     if not made.changes:
         console.print(base.styled(("no verdict changed", "dim")))
 
@@ -102,7 +130,10 @@ def compare(
 @app.command(epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="An audit.")],
-    config: Annotated[Path | None, typer.Option(metavar="CONFIG", help="Its config: then data, weights and some rows are checked too.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="Its config: then data, weights and some rows are checked too."),
+    ] = None,
     rows: Annotated[int, typer.Option(min=0, help="So many rows, drawn at random, are computed again.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other rows.")] = 0,
 ) -> None:
@@ -121,10 +152,23 @@ def verify(
 @contextmanager
 def staged() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for the stage at work; without a terminal a line for each stage."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = base.err()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     known: dict[str, int] = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
         tasks: dict[str, object] = {}
@@ -157,7 +201,13 @@ def verdict_table(made: "AuditRun") -> "Table":
     for one in made.verdicts:
         style = STYLES[one.speaks]
         word = Text(f"{MARKS[one.word]} {one.word}", style)
-        table.add_row(Text(base.shown(one.claim), style), word, interval(one.effect), str(one.effect.n or ""), base.shown(one.reason))
+        table.add_row(
+            Text(base.shown(one.claim), style),
+            word,
+            interval(one.effect),
+            str(one.effect.n or ""),
+            base.shown(one.reason),
+        )
     return table
 
 
@@ -170,4 +220,8 @@ def interval(number: "Number") -> str:
     """A value with its interval."""
     if number.value is None:
         return "–"
-    return said(number) if number.low is None or number.high is None else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
+    return (
+        said(number)
+        if number.low is None or number.high is None
+        else f"{number.value:.2f} [{number.low:.2f}, {number.high:.2f}]"
+    )

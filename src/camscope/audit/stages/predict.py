@@ -9,11 +9,11 @@ from torch import Tensor
 
 from camscope.audit.answers import Answered
 from camscope.audit.asking import odds_of
-from camscope.audit.subgroups import levels
-from camscope.audit.numbers import number, rounded
 from camscope.audit.calibration import Calibration, calibration
+from camscope.audit.numbers import number, rounded
 from camscope.audit.performance import auroc, average_precision
 from camscope.audit.schema import Answers, Bin, Number, Predict
+from camscope.audit.subgroups import levels
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import Estimate
@@ -74,7 +74,9 @@ def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
         negatives=int((~truth).sum()),
         spread=rounded(made.spread(finding.name)) or 0.0,
         auroc=_number(lambda: auroc(truth, answer, groups, **how), 0.5, "chance"),
-        average_precision=_number(lambda: average_precision(truth, answer, groups, **how), float(truth.mean()), "prevalence"),
+        average_precision=_number(
+            lambda: average_precision(truth, answer, groups, **how), float(truth.mean()), "prevalence"
+        ),
         brier=number(judged.brier, float(truth.mean() * (1 - truth.mean())), "the prevalence for all"),
         calibration_error=number(judged.error, judged.by_chance, "perfect calibration, by chance"),
         slope=rounded(judged.slope.mean if judged.slope else None),

@@ -8,11 +8,11 @@ import numpy as np
 
 from camscope.audit.answers import Answered
 from camscope.audit.leaks import leaks
-from camscope.audit.subgroups import levels
 from camscope.audit.masses import maps_of, masses
 from camscope.audit.reading import reading
-from camscope.audit.scenes import Scenes, scenes
-from camscope.audit.schema import Level, Shortcut, Step, Strategies
+from camscope.audit.scenes import FINDING, Scenes, scenes
+from camscope.audit.schema import Level, Shortcut, Step
+from camscope.audit.subgroups import levels
 from camscope.audit.subject import Subject
 from camscope.audit.trying import Trying
 from camscope.audit.ways import ways
@@ -34,6 +34,7 @@ def shortcut(subject: Subject) -> Shortcut:
     strategies = [ways(subject, tool, finding, seen) for finding in subject.findings[:1] for tool in subject.tools]
     return Shortcut(
         regions={name: len(seen.with_region(name)) for name in seen.names},
+        markers=tuple(name for name in seen.names if name in config.regions.columns or name == FINDING),
         missing=tuple(_missing(seen)),
         masses=tuple(_masses(subject, seen)),
         interventions=tuple(interventions),
@@ -93,5 +94,3 @@ def _write(subject: Subject, tried: list[Trying]) -> None:
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
     with writing(subject.folder / FILE) as file:
         arrow("parquet").write_table(pa.Table.from_pylist(rows, schema=schema), file)
-
-
