@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camscope.audit.answers import log_odds
+from camscope.audit.interventions import LogOdds
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import InputError
 from camscope.explainers.scope import asking, home, survey
 from camscope.hooks.record import record
 from camscope.metrics.scores import Asking
 from camscope.structure import the_tensor
-from camscope.targets.outputs import are_probabilities, class_scores
+from camscope.targets.outputs import class_scores
 
 
 def odds_of(
@@ -29,9 +29,7 @@ def odds_of(
     ):
         score = asked.score(findings[0].index)
         logits = class_scores(score.forward(asked.x)).double()
-    if outputs == "softmax" and logits.shape[1] > 1 and are_probabilities(logits):
-        logits = logits.clamp_min(torch.finfo(torch.float32).tiny).log()
-    odds = torch.stack([log_odds(logits, one.index, outputs) for one in findings], 1)
+    odds = torch.stack([LogOdds(one.index, outputs)(logits) for one in findings], 1)
     if not bool(odds.isfinite().all()):
         raise InputError("the model's answers hold NaN or infinity")
     kept = next((the_tensor(name, one.output)[1] for name, one in seen.items()), logits)
