@@ -1,0 +1,89 @@
+"""Answers: the log odds that the model gives each image for each finding, and the features that it drew them from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from camscope.batch.manifest import arrow
+from camscope.errors import TargetError
+from camscope.files import writing
+
+Floats = npt.NDArray[np.float64]
+FILE = "predictions.parquet"
+
+
+def log_odds(logits: Tensor, index: int, outputs: Literal["softmax", "sigmoid"]) -> Tensor:
+    """(N,K) -> (N,): of one class against all others; of a sigmoid its own logit. It never saturates."""
+    if not 0 <= index < logits.shape[1]:
+        raise TargetError(f"class {index} is out of range: the model has {logits.shape[1]} classes")
+    if outputs == "sigmoid":
+        return logits[:, index]
+    if logits.shape[1] == 1:
+        raise TargetError('the model has one output: say outputs = "sigmoid" in [model]')
+    others = torch.cat([logits[:, :index], logits[:, index + 1 :]], 1)
+    return logits[:, index] - others.logsumexp(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """`rows` (N,): those that were answered; `odds` (N,F) for each of `findings`; `features` (N,D); `errors` of the others."""
+
+    rows: list[int]
+    findings: tuple[str, ...]
+    odds: Floats
+    features: npt.NDArray[np.float32]
+    errors: dict[int, str]
+
+    def of(self, finding: str) -> dict[int, float]:
+        """Row -> log odds."""
+        return dict(zip(self.rows, self.odds[:, self.findings.index(finding)].tolist(), strict=True))
+
+    def spread(self, finding: str) -> float:
+        """The standard deviation of a finding's log odds over all images: the unit of effects."""
+        return float(self.odds[:, self.findings.index(finding)].std())
+
+    def write(
+        self, folder: Path, ids: dict[int, str], patients: dict[int, int], truths: Sequence[dict[int, bool | None]]
+    ) -> None:
+        """As `predictions.parquet`: row, id, patient (a number), error; for each finding truth, log odds, chance; features."""
+        pa, every = arrow(), sorted([*self.rows, *self.errors])
+        place = {row: n for n, row in enumerate(self.rows)}
+        columns: dict[str, Any] = {
+            "row": pa.array(every, pa.int64()),
+            "id": pa.array([ids[row] for row in every], pa.string()),
+            "patient": pa.array([patients[row] for row in every], pa.int64()),
+            "error": pa.array([self.errors.get(row) for row in every], pa.string()),
+        }
+        for f, name in enumerate(self.findings):
+            odds = [float(self.odds[place[row], f]) if row in place else None for row in every]
+            chances = [None if one is None else float(1 / (1 + np.exp(-one))) for one in odds]
+            columns[f"truth {name}"] = pa.array([truths[f][row] for row in every], pa.bool_())
+            columns[f"log odds {name}"] = pa.array(odds, pa.float64())
+            columns[f"probability {name}"] = pa.array(chances, pa.float64())
+        kept = [self.features[place[row]] if row in place else None for row in every]
+        columns["features"] = pa.array(kept, pa.list_(pa.float32()))
+        with writing(folder / FILE) as file:
+            arrow("parquet").write_table(pa.table(columns), file)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Answered":
+        """What `write` wrote."""
+        table = arrow("parquet").read_table(folder / FILE)
+        names = tuple(one.removeprefix("log odds ") for one in table.column_names if one.startswith("log odds "))
+        errors = dict(zip(table["row"].to_pylist(), table["error"].to_pylist(), strict=True))
+        there = table.filter(arrow("compute").is_null(table["error"]))
+        odds = [there[f"log odds {name}"].to_numpy() for name in names]
+        features = np.array(there["features"].to_pylist(), np.float32)
+        return cls(
+            there["row"].to_pylist(),
+            names,
+            np.stack(odds, 1) if odds else np.empty((0, 0)),
+            features,
+            {row: why for row, why in errors.items() if why is not None},
+        )

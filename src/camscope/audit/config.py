@@ -1,0 +1,199 @@
+"""Config: what an audit is to look at, and what was declared before anybody looked. A TOML file, or the same in Python."""
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from camscope.errors import InputError
+
+Fill = Literal["mean", "blur", "noise", "zero", "inpainting"]
+FILLS: tuple[Fill, ...] = ("mean", "blur")  # at least two: what they agree on is not one fill's own doing
+
+
+class _Part(BaseModel):
+    """A table of the file: nothing in it is unknown, and nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(_Part):
+    """`[data]`: the images, and what is known of each.
+
+    `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
+    `evidence`: where findings are, as `camscope measure --masks` takes it. `split`, `use`: only rows of this split.
+    `subgroups`: columns by which answers and maps are compared. `images`: at most so many, drawn by the seed.
+    """
+
+    manifest: str
+    root: str | None = None
+    label: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    patient: str | None = None
+    subgroups: tuple[str, ...] = ()
+    split: str | None = None
+    use: str | None = None
+    evidence: str | None = None
+    images: int | None = Field(default=None, ge=1)
+    window: str | None = None
+
+    @model_validator(mode="after")
+    def _labelled(self) -> Self:
+        if (self.label is None) == (not self.labels):
+            raise ValueError(
+                "name either label, a column with each image's class, or labels, a column for each finding"
+            )
+        if (self.split is None) != (self.use is None):
+            raise ValueError("split and use go together: the column, and the value whose rows are audited")
+        return self
+
+
+class Model(_Part):
+    """`[model]`: as `camscope explain --model` and `--weights` take it; a file of Python that is named is executed.
+
+    `outputs`: "softmax", classes that exclude one another, or "sigmoid", findings of which each has an answer of its own.
+    """
+
+    source: str
+    weights: str | None = None
+    preprocess: str | None = None
+    outputs: Literal["softmax", "sigmoid"] = "softmax"
+    device: str = "cpu"
+
+
+class Explain(_Part):
+    """`[explain]`: the findings, by class name or number, and the methods.
+
+    The first method is a CAM by default, the others finer.
+
+    `settings`: method -> its own settings, as `[explain.settings.integratedgradients]` with `steps = 16`.
+    """
+
+    findings: tuple[str, ...] = Field(min_length=1)
+    methods: tuple[str, ...] = Field(default=("gradcam", "integratedgradients"), min_length=1)
+    layer: str | None = None
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Regions(_Part):
+    """`[regions]`: where a model should not need to look.
+
+    `modality`: whose usual regions are looked for in each image; `presets`: or these. `columns`: name -> a column of masks,
+    of markers that some images have. `organ`: a column of masks of what the finding lies in.
+    """
+
+    modality: Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"] | None = None
+    presets: tuple[str, ...] = ()
+    columns: dict[str, str] = Field(default_factory=dict)
+    organ: str | None = None
+
+
+class Margins(_Part):
+    """`[margins]`: what counts, declared before looking.
+
+    `effect`: of an intervention, in standard deviations of the log odds. `auroc`: a difference between subgroups that would
+    matter. `useful`: the AUROC that a model has to exceed. `blanked`: the AUROC above which a model that has lost the organ
+    still answers. `enrichment`: of a region in a map, its share of the map over its share of the image; 1 is chance. `mass`:
+    a difference of a map's share between subgroups. `robust`: the rank correlation of maps under changes that do not matter.
+    """
+
+    effect: float = Field(default=0.1, gt=0)
+    auroc: float = Field(default=0.05, gt=0, lt=0.5)
+    useful: float = Field(default=0.7, ge=0.5, lt=1)
+    blanked: float = Field(default=0.7, gt=0.5, lt=1)
+    enrichment: float = Field(default=1.5, ge=1)
+    mass: float = Field(default=0.05, gt=0, lt=1)
+    robust: float = Field(default=0.5, ge=0, lt=1)
+
+
+class Sizes(_Part):
+    """`[sizes]`: on how many images, drawn by the seed with as many of each label as there are, the costly stages work."""
+
+    faithfulness: int = Field(default=48, ge=8)
+    robustness: int = Field(default=24, ge=8)
+    sanity: int = Field(default=12, ge=5)
+    regions: int = Field(default=500, ge=8)
+    interventions: int = Field(default=200, ge=8)
+    gallery: int = Field(default=12, ge=4, le=48)
+
+
+class Report(_Part):
+    """`[report]`: `columns` of the manifest that may be shown; "research" names no file and no other column of it."""
+
+    profile: Literal["research", "clinical"] = "research"
+    columns: tuple[str, ...] = ()
+    allow_pixels: bool = False
+
+
+class Config(_Part):
+    """An audit. `question`: what the model is meant for, in words. `skip`: stages that are then "not tested"."""
+
+    title: str = "Model audit"
+    question: str = ""
+    seed: int = Field(default=0, ge=0)
+    replicates: int = Field(default=2000, ge=200)
+    fills: tuple[Fill, ...] = Field(default=FILLS, min_length=2)
+    batch_size: int = Field(default=16, ge=1)
+    skip: tuple[Literal["localise", "faithfulness", "sanity", "robustness", "shortcut"], ...] = ()
+    data: Data
+    model: Model
+    explain: Explain
+    regions: Regions = Regions()
+    margins: Margins = Margins()
+    sizes: Sizes = Sizes()
+    report: Report = Report()
+
+    @classmethod
+    def of(cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]") -> "Config":
+        """A config, its tables as dicts, or a TOML file; paths in a file are relative to it. InputError for what it is not."""
+        if isinstance(source, Config):
+            return source
+        if isinstance(source, Mapping):
+            return cls._checked(source, "the config")
+        path = Path(source)
+        try:
+            plain = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{path}: there is no such file; camscope audit init writes one") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{path}: this is no TOML file: {error}") from error
+        return cls._checked(_placed(plain, path.parent), str(path))
+
+    @classmethod
+    def _checked(cls, plain: Mapping[str, Any], name: str) -> "Config":
+        try:
+            return cls.model_validate(plain)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the whole"
+            words = str(first["msg"]).removeprefix("Value error, ")
+            raise InputError(f"{name}: {where}: {words[0].lower()}{words[1:]}") from None
+
+    @property
+    def digest(self) -> str:
+        """Of all that was declared, 64 hex digits."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """With the paths of files as seen from here."""
+    made = {name: dict(value) if isinstance(value, Mapping) else value for name, value in plain.items()}
+    data, model = made.get("data"), made.get("model")
+    if isinstance(data, dict):
+        for name in ("manifest", "root"):
+            if isinstance(data.get(name), str) and "://" not in data[name]:
+                data[name] = str(folder / data[name])
+        if isinstance(found := data.get("evidence"), str) and (folder / found).exists():
+            data["evidence"] = str(folder / found)
+    if isinstance(model, dict):
+        if isinstance(model.get("weights"), str) and model["weights"] != "random":
+            model["weights"] = str(folder / model["weights"])
+        source = model.get("source")
+        if isinstance(source, str) and ".py:" in source:
+            model["source"] = str(folder / source)
+    return made

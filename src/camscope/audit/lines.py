@@ -1,0 +1,87 @@
+"""Lines: what metrics say of methods, finding by finding, with intervals by patient."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from camscope.audit.numbers import number
+from camscope.audit.schema import Line, Number
+from camscope.audit.subject import Finding, Subject
+from camscope.batch.manifest import arrow
+from camscope.measure import Measures
+from camscope.measure import summary as told
+from camscope.metrics import METRICS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PATIENT = "patient of the audit"
+Better = Literal["more", "less", "neither"]
+WORDS: dict[bool | None, Better] = {True: "more", False: "less", None: "neither"}
+
+
+def lines(subject: Subject, measures: Measures, *, only: bool | None = None) -> list[Line]:
+    """Of every metric and method. `only` True: of images with the finding; False: without; None: of all."""
+    table = grouped(subject, measures.table())
+    return [line for finding in subject.findings for line in _of(subject, table, finding, only)]
+
+
+def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":
+    """With the patient of each row, by a number."""
+    whose = [subject.numbers[row] for row in table["row"].to_pylist()]
+    return table.append_column(PATIENT, arrow().array(whose, arrow().int64()))
+
+
+def of_finding(subject: Subject, table: "pa.Table", finding: Finding, only: bool | None = None) -> "pa.Table":
+    """The rows of one question; of maps that know nothing those of the image, whatever was asked of it."""
+    compute, asked = arrow("compute"), str(finding.index)
+    own = compute.fill_null(compute.equal(table["target"], asked), True)
+    controls = (
+        compute.and_(table["control"], own)
+        if compute.any(compute.and_(table["control"], own)).as_py()
+        else table["control"]
+    )
+    kept = table.filter(compute.or_(compute.and_(own, compute.invert(table["control"])), controls))
+    if only is None:
+        return kept
+    truths = subject.truths(finding)
+    return kept.filter(arrow().array([truths[row] is only for row in kept["row"].to_pylist()], arrow().bool_()))
+
+
+def _of(subject: Subject, table: "pa.Table", finding: Finding, only: bool | None) -> list[Line]:
+    own = of_finding(subject, table, finding, only)
+    if not own.num_rows:
+        return []
+    found = told.summarised(own, PATIENT, seed=subject.config.seed)
+    return [_line(one, finding, _floor(every)) for every in found.values() for one in every]
+
+
+def _floor(every: list[told.Line]) -> told.Line | None:
+    """The best of the maps that know nothing."""
+    return next((one for one in every if one.control and one.estimate is not None), None)
+
+
+def _line(one: told.Line, finding: Finding, floor: told.Line | None) -> Line:
+    best = None if floor is None or floor.estimate is None else floor.estimate.mean
+    name = "" if floor is None or best is None else floor.method
+    over: Number | None = None if one.over_control is None else number(one.over_control, 0.0, "no difference")
+    return Line(
+        metric=one.metric,
+        method=one.method,
+        layer=one.layer,
+        finding=finding.name,
+        control=one.control,
+        better=WORDS[METRICS[one.metric].higher_is_better],
+        fill=one.fill,
+        value=number(one.estimate, best, name, reason="" if one.estimate else "no row has a value"),
+        over=over,
+    )
+
+
+def values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
+    """Row -> what a metric says of a method's map."""
+    rows: list[Mapping[str, Any]] = table.select(["row", "metric", "method", "layer", "value"]).to_pylist()
+    return {
+        one["row"]: one["value"]
+        for one in rows
+        if one["value"] is not None and (one["metric"], one["method"], one["layer"]) == (metric, method, layer)
+    }

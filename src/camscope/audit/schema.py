@@ -1,0 +1,376 @@
+"""Schema: what `summary.json` says, one part for each stage. Every number of the report comes from here; none is NaN."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Word = Literal["supported", "not supported", "not testable"]
+
+
+class Part(BaseModel):
+    """Numbers and words that do not change; NaN and infinity are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Number(Part):
+    """A value with its 95 % interval by patient, of `n` rows in `groups` patients, beside what knows nothing (`baseline`).
+
+    `value` None: there is none, and `reason` says why.
+    """
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    groups: int = 0
+    undefined: int = 0
+    p: float | None = None
+    baseline: float | None = None
+    baseline_name: str = ""
+    reason: str = ""
+
+
+class Stage(Part):
+    """`tested` False: it was skipped, or could not be done, and `reason` says why."""
+
+    tested: bool = True
+    reason: str = ""
+
+
+class Step(Part):
+    """Of the way of the rows into the audit: how many were left, and what became of the others."""
+
+    name: str
+    rows: int
+    reason: str = ""
+
+
+class Found(Part):
+    """What is odd about the data."""
+
+    code: str
+    severity: str
+    message: str
+    count: int
+    ids: tuple[str, ...] = ()
+
+
+class Count(Part):
+    """So many images of a kind: of a subgroup's level, of a label."""
+
+    column: str
+    level: str
+    rows: int
+    patients: int
+    positives: dict[str, int] = Field(default_factory=dict)
+
+
+class Check(Stage):
+    """The data, before any model saw them."""
+
+    flow: tuple[Step, ...] = ()
+    patients: int = 0
+    grouped: bool = False
+    found: tuple[Found, ...] = ()
+    mix: dict[str, dict[str, int]] = Field(default_factory=dict)
+    levels: tuple[Count, ...] = ()
+
+
+class Tool(Part):
+    """A method with all its settings. `stride`: pixels of the model's input between the cells of its map; `millimetres`: on
+    the image, where that is known.
+    """
+
+    method: str
+    title: str
+    layer: str | None
+    grid: tuple[int, ...]
+    stride: tuple[float, ...]
+    settings: dict[str, str]
+    paper: str
+    millimetres: float | None = None
+
+
+class Resolve(Stage):
+    """The model and the methods."""
+
+    model: str = ""
+    digest: str = ""
+    parameters: int = 0
+    classes: int = 0
+    categories: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+    input_size: tuple[int, ...] = ()
+    preprocess: str = ""
+    outputs: str = ""
+    tools: tuple[Tool, ...] = ()
+    passes: int = 0
+
+
+class Level(Part):
+    """A level of a subgroup: its value, and its difference to the others, judged against the margin."""
+
+    column: str
+    level: str
+    value: Number
+    difference: Number
+    word: Literal["different", "equivalent", "undecided", "not testable"]
+    margin: float
+
+
+class Bin(Part):
+    """Of a reliability plot."""
+
+    predicted: float
+    observed: float
+    low: float
+    high: float
+    n: int
+
+
+class Answers(Part):
+    """How well a finding is told from its absence."""
+
+    finding: str
+    positives: int
+    negatives: int
+    spread: float
+    auroc: Number
+    average_precision: Number
+    brier: Number
+    calibration_error: Number
+    slope: float | None
+    intercept: float | None
+    bins: tuple[Bin, ...]
+    levels: tuple[Level, ...]
+
+
+class Predict(Stage):
+    """The model's answers."""
+
+    findings: tuple[Answers, ...] = ()
+
+
+class Maps(Part):
+    """Maps of a method: how many, and how many say nothing."""
+
+    method: str
+    finding: str
+    maps: int
+    failures: int
+    statuses: dict[str, int]
+
+
+class Explain(Stage):
+    """The maps."""
+
+    maps: tuple[Maps, ...] = ()
+    failures: tuple[Step, ...] = ()
+
+
+class Line(Part):
+    """A metric of a method, or of a map that knows nothing of the model (`control`): `over` is the paired difference to the
+    best of these, counted so that more is better.
+    """
+
+    metric: str
+    method: str
+    layer: str | None
+    finding: str
+    control: bool
+    better: Literal["more", "less", "neither"]
+    fill: str | None
+    value: Number
+    over: Number | None
+
+
+class Measured(Stage):
+    """Metrics of some images."""
+
+    images: int = 0
+    lines: tuple[Line, ...] = ()
+    levels: tuple[Level, ...] = ()
+
+
+class Similarity(Part):
+    """How alike the maps of a model that has lost its training stay, step by step, beside maps of different images."""
+
+    name: str
+    curve: tuple[float | None, ...]
+    low: float | None
+    null: float | None
+    high: float | None
+    passes: bool
+    reason: str
+
+
+class Randomised(Part):
+    """The randomisation test of a method."""
+
+    method: str
+    finding: str
+    steps: tuple[str, ...]
+    seeds: tuple[int, ...]
+    similarities: tuple[Similarity, ...]
+    passes: bool | None
+    reason: str
+    control: bool
+
+
+class Sanity(Stage):
+    """Whether maps notice that the training is gone."""
+
+    images: int = 0
+    tests: tuple[Randomised, ...] = ()
+
+
+class Mass(Part):
+    """How much of a method's maps lies in a region. `null`: of the maps of other images in the same places."""
+
+    region: str
+    method: str
+    finding: str
+    share: Number
+    enrichment: Number
+    confounder_sensitivity: Number
+    resolved: bool
+    diameter: float
+    stride: float
+    reason: str = ""
+
+
+class Intervention(Part):
+    """What a change of the input does to the log odds of a finding, in their standard deviations."""
+
+    region: str
+    finding: str
+    kind: Literal["remove", "insert", "keep only"]
+    fill: str | None
+    effect: Number
+
+
+class Blanked(Part):
+    """The AUROC that is left when a region is filled (`blank`), or all but it (`keep only`)."""
+
+    region: str
+    finding: str
+    kind: Literal["blank", "keep only"]
+    fill: str
+    auroc: Number
+
+
+class Leak(Part):
+    """Whether a column of the manifest can be read off the model's features."""
+
+    column: str
+    auroc: Number
+    null_high: float | None
+
+
+class Cluster(Part):
+    """Images whose maps are alike: their number, the most typical ones, and what they have in common."""
+
+    number: int
+    images: int
+    prototypes: tuple[str, ...]
+    mass: dict[str, float] = Field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+
+
+class Stability(Part):
+    """Of so many clusters, beside what one way of looking alone would show."""
+
+    k: int
+    stability: float
+    null: float | None
+    separation: float | None = None
+
+
+class Strategies(Part):
+    """Groups of maps. `claimed`: 1 where there is no reason to believe in several ways of looking."""
+
+    finding: str
+    method: str
+    claimed: int
+    maps: int
+    left_out: int
+    eigenvalues: tuple[float, ...] = ()
+    trials: tuple[Stability, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
+    reason: str = ""
+
+
+class Reading(Part):
+    """An image that somebody should look at, and why."""
+
+    id: str
+    finding: str
+    why: str
+
+
+class Shortcut(Stage):
+    """What travels with the finding. `regions`: how many images have it; `markers`: those that only some images have."""
+
+    regions: dict[str, int] = Field(default_factory=dict)
+    markers: tuple[str, ...] = ()
+    missing: tuple[Step, ...] = ()
+    masses: tuple[Mass, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+    blanked: tuple[Blanked, ...] = ()
+    levels: tuple[Level, ...] = ()
+    leaks: tuple[Leak, ...] = ()
+    strategies: tuple[Strategies, ...] = ()
+    reading: tuple[Reading, ...] = ()
+
+
+class Verdict(Part):
+    """The answer to one question. `worry`: whether "supported" speaks against the model, or "not supported" does.
+
+    `decided`: the part of this file whose numbers gave the word.
+    """
+
+    question: str
+    claim: str
+    finding: str
+    subject: str = ""
+    word: Word
+    speaks: Literal["for", "against", "neither"]
+    effect: Number
+    margin: float | None
+    rule: str
+    reason: str
+    section: str
+
+
+class Summary(Part):
+    """All that was found."""
+
+    schema_version: Literal["camscope/audit/1"] = "camscope/audit/1"
+    camscope: str
+    title: str
+    question: str
+    config: str
+    data: str
+    seed: int
+    replicates: int
+    margins: dict[str, float]
+    fills: tuple[str, ...]
+    profile: str
+    check: Check
+    resolve: Resolve
+    predict: Predict
+    explain: Explain
+    localise: Measured
+    faithfulness: Measured
+    sanity: Sanity
+    robustness: Measured
+    shortcut: Shortcut
+    verdicts: tuple[Verdict, ...]
+    warnings: tuple[str, ...]
+    limits: tuple[str, ...]
+
+
+def plain(part: BaseModel) -> dict[str, Any]:
+    """As JSON has it."""
+    return part.model_dump(mode="json")

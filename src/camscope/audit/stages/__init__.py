@@ -1,0 +1,1 @@
+"""The stages of an audit, in order, each one function of the subject."""

@@ -1,0 +1,93 @@
+"""check: what is in the data, before any model sees it."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from camscope.audit.scenes import masked, wanted
+from camscope.audit.schema import Check, Count, Found, Step
+from camscope.audit.subject import Subject
+from camscope.batch import Manifest, inspect_images
+from camscope.batch.manifest import arrow
+from camscope.errors import InputError
+
+NAMED = 20  # ids that a finding names
+
+
+def check(subject: Subject) -> Check:
+    """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
+    _expect(subject)
+    data = subject.config.data
+    columns = subject.whole.table.column_names
+    made = inspect_images(
+        _numbered(subject.whole),
+        patient=data.patient,
+        split=data.split,
+        target=data.label,
+        mask=data.evidence if data.evidence in columns else None,
+        by=[name for name in data.subgroups if name in columns],
+        profile=subject.config.report.profile,
+        keep=list(subject.config.report.columns),
+        told=subject.told,
+    )
+    found = [
+        Found(
+            code=one.code,
+            severity=one.severity,
+            message=one.message,
+            count=one.count,
+            ids=tuple(made.names(one.rows, NAMED)),
+        )
+        for one in made.findings
+        if one.code != "columns"  # of a run's own tables, which an audit's manifest is not
+    ]
+    return Check(
+        flow=tuple(_flow(subject)),
+        patients=len(set(subject.patients.values())),
+        grouped=data.patient is not None,
+        found=tuple(found),
+        mix=made.mix,
+        levels=tuple(_levels(subject)),
+    )
+
+
+def _expect(subject: Subject) -> None:
+    """InputError for what a later stage would only find out after an hour: names of classes, labels, regions and masks."""
+    masked(subject)
+    wanted(subject)
+    for finding in subject.findings:
+        truth = [one for one in subject.truths(finding).values() if one is not None]
+        if not 0 < sum(truth) < len(truth):
+            raise InputError(
+                f"of {len(truth)} labelled rows {sum(truth)} have the finding {finding.name!r}: some with it and some without "
+                f"are needed; is {subject.config.data.label or 'its column'!r} the column of labels?"
+            )
+
+
+def _numbered(manifest: Manifest) -> Manifest:
+    """With its rows counted from 0."""
+    rows = arrow().array(np.arange(len(manifest)))
+    return replace(manifest, table=manifest.table.set_column(0, "row", rows))
+
+
+def _flow(subject: Subject) -> list[Step]:
+    data, whole = subject.config.data, len(subject.whole)
+    made = [Step(name="rows of the manifest", rows=whole)]
+    if data.split is not None:
+        kept = sum(str(one) == data.use for one in subject.whole.table[data.split].to_pylist())
+        made.append(Step(name="rows of the audited split", rows=kept))
+    reason = "at most so many, drawn by the seed" if data.images is not None else ""
+    return [*made, Step(name="rows audited", rows=len(subject.rows), reason=reason)]
+
+
+def _levels(subject: Subject) -> list[Count]:
+    truths = {one.name: subject.truths(one) for one in subject.findings}
+    made = []
+    for column in subject.config.data.subgroups:
+        said = subject.column(column)
+        for level in sorted({str(one) for one in said.values() if one is not None}):
+            rows = [row for row, one in said.items() if one is not None and str(one) == level]
+            positives = {name: sum(truth[row] is True for row in rows) for name, truth in truths.items()}
+            patients = len({subject.patients[row] for row in rows})
+            made.append(Count(column=column, level=level, rows=len(rows), patients=patients, positives=positives))
+    return made

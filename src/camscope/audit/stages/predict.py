@@ -1,0 +1,104 @@
+"""predict: the model's answers, and how well they tell a finding from its absence, by subgroup too."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from camscope.audit.answers import Answered
+from camscope.audit.asking import odds_of
+from camscope.audit.calibration import Calibration, calibration
+from camscope.audit.numbers import number, rounded
+from camscope.audit.performance import auroc, average_precision
+from camscope.audit.schema import Answers, Bin, Number, Predict
+from camscope.audit.subgroups import levels
+from camscope.audit.subject import Finding, Subject
+from camscope.errors import InputError, UndefinedError
+from camscope.metrics import Estimate
+
+
+def predict(subject: Subject) -> Predict:
+    """One pass over all images; what each was given is in `predictions.parquet`."""
+    made = _answered(subject)
+    if not made.rows:
+        why = next(iter(made.errors.values()), "")
+        raise InputError(f"the model has an answer for none of the images: {why}")
+    truths = [subject.truths(finding) for finding in subject.findings]
+    made.write(subject.folder, subject.ids, subject.numbers, truths)
+    return Predict(findings=tuple(_of(subject, made, finding) for finding in subject.findings))
+
+
+def _answered(subject: Subject) -> Answered:
+    rows: list[int] = []
+    odds: list[Tensor] = []
+    features: list[Tensor] = []
+    errors: dict[int, str] = {}
+    done = 0
+    for batch in subject.batches():
+        done += len(batch)
+        subject.told(done, len(subject.rows))
+        for one in batch:
+            if one.item is None:
+                errors[one.row["row"]] = one.error or "it cannot be read"
+        there = [one for one in batch if one.item is not None]
+        if there:
+            answers, seen = odds_of(subject, subject.on_device(there), subject.findings, subject.layer)
+            rows += [one.row["row"] for one in there]
+            odds.append(answers)
+            features.append(seen)
+    names = tuple(one.name for one in subject.findings)
+    if not odds:
+        return Answered([], names, np.empty((0, len(names))), np.empty((0, 0), np.float32), errors)
+    return Answered(rows, names, torch.cat(odds).numpy(), torch.cat(features).numpy(), errors)
+
+
+def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
+    truths, odds = subject.truths(finding), made.of(finding.name)
+    rows = [row for row in made.rows if truths[row] is not None]
+    truth, answer = np.array([bool(truths[row]) for row in rows], np.bool_), np.array([odds[row] for row in rows])
+    groups, config = [subject.patients[row] for row in rows], subject.config
+    how: Any = {"replicates": config.replicates, "seed": config.seed}
+    if not 0 < truth.sum() < len(truth):
+        raise InputError(
+            f"of {len(truth)} labelled images {int(truth.sum())} have the finding {finding.name!r}: some with it and some "
+            f"without are needed; is the label column right?"
+        )
+    chance = 1 / (1 + np.exp(-answer))
+    judged = calibration(truth, chance, groups, log_odds=answer, **how)
+    values = dict(zip(rows, answer.tolist(), strict=True))
+    return Answers(
+        finding=finding.name,
+        positives=int(truth.sum()),
+        negatives=int((~truth).sum()),
+        spread=rounded(made.spread(finding.name)) or 0.0,
+        auroc=_number(lambda: auroc(truth, answer, groups, **how), 0.5, "chance"),
+        average_precision=_number(
+            lambda: average_precision(truth, answer, groups, **how), float(truth.mean()), "prevalence"
+        ),
+        brier=number(judged.brier, float(truth.mean() * (1 - truth.mean())), "the prevalence for all"),
+        calibration_error=number(judged.error, judged.by_chance, "perfect calibration, by chance"),
+        slope=rounded(judged.slope.mean if judged.slope else None),
+        intercept=rounded(judged.intercept.mean if judged.intercept else None),
+        bins=tuple(_bins(judged)),
+        levels=tuple(levels(subject, values, config.margins.auroc, truth={row: bool(truths[row]) for row in rows})),
+    )
+
+
+def _number(estimate: Callable[[], Estimate], baseline: float, name: str) -> Number:
+    try:
+        return number(estimate(), baseline, name)
+    except UndefinedError as error:
+        return number(None, baseline, name, str(error))
+
+
+def _bins(judged: Calibration) -> Iterator[Bin]:
+    for one in judged.bins:
+        yield Bin(
+            predicted=rounded(one.probability) or 0.0,
+            observed=rounded(one.share) or 0.0,
+            low=rounded(one.low) or 0.0,
+            high=rounded(one.high) or 0.0,
+            n=one.n,
+        )

@@ -1,0 +1,12 @@
+"""robustness: how far maps change where they should not: under shifts, turns and noise, in company, asked twice."""
+
+from camscope.audit.samples import measured
+from camscope.audit.schema import Measured
+from camscope.audit.subject import Subject
+
+METRICS = ("stability", "max-sensitivity", "average-sensitivity", "determinism", "batch-invariance", "random-logit")
+
+
+def robustness(subject: Subject) -> Measured:
+    """Of images with the first finding, drawn by the seed."""
+    return measured(subject, "robustness", subject.sampled(subject.config.sizes.robustness, 2, only=True), METRICS)

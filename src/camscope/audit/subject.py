@@ -1,0 +1,290 @@
+"""Subject: what is audited: the rows of the manifest, the model, its explainers, and what is known of each image."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camscope.audit.config import Config
+from camscope.batch import Manifest, Run, manifest_of
+from camscope.batch.manifest import TAKEN, arrow
+from camscope.batch.private import privately
+from camscope.batch.reading import Loaded, loaded, source_of
+from camscope.batch.worker import Worker
+from camscope.cards import card_of
+from camscope.errors import InputError, TargetError
+from camscope.explainers import METHODS, Explainer
+from camscope.explainers.scope import home
+from camscope.measure.evidence import Evidence, evidence_of
+from camscope.measure.making import some_of
+from camscope.models import load_model
+from camscope.targets.classes import index_of
+
+Row = dict[str, Any]
+Told = Callable[[int, int], None]  # how much of a stage is done, of how much
+THREADS = 4  # that read images
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the audit asks about: a class of the model."""
+
+    index: int
+    name: str
+
+
+@dataclass(eq=False)
+class Subject:
+    """What the stages share. `folder`: of the audit. `told`: is called as a stage goes on."""
+
+    config: Config
+    folder: Path
+    told: Told = field(default=lambda done, total: None)
+
+    @cached_property
+    def whole(self) -> Manifest:
+        """The manifest as it is given, with all its columns."""
+        data = self.config.data
+        made = manifest_of(data.manifest, data.root, strict=False)
+        named = [data.label, *data.labels.values(), data.patient, data.split, *data.subgroups]
+        named += [*self.config.regions.columns.values(), self.config.regions.organ, *self.config.report.columns]
+        if unknown := [name for name in named if name is not None and name not in made.table.column_names]:
+            raise InputError(f"the manifest has no column {unknown[0]!r}; it has {', '.join(made.table.column_names)}")
+        return made
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The rows that are audited: those of the split, at most so many, each with a path and an id of its own."""
+        data, compute = self.config.data, arrow("compute")
+        table = self.whole.table
+        if data.split is not None:
+            table = table.filter(compute.equal(compute.cast(table[data.split], arrow().string()), data.use))
+        table = table.filter(compute.not_equal(table["path"], ""))
+        if not table.num_rows:
+            raise InputError(f"no row of the manifest has a path and is of the split {data.use!r}")
+        ids = table["id"].to_pylist()
+        if len(set(ids)) < len(ids):
+            twice = next(one for one in ids if ids.count(one) > 1) if len(ids) < 10_000 else "one"
+            raise InputError(
+                f"several rows have the id {twice if self.config.report.profile == 'clinical' else 'of another'}"
+            )
+        return some_of(replace(self.whole, table=table), data.images, self.config.seed)
+
+    @cached_property
+    def shown(self) -> Manifest:
+        """The same rows as the outputs have them: in the profile "research" without names of files."""
+        kept = ["row", "id", "path", *self.config.report.columns]
+        made = replace(self.manifest, table=self.manifest.table.select(_free(kept)))
+        return privately(made, list(self.config.report.columns)) if self.private else made
+
+    @property
+    def private(self) -> bool:
+        """Whether outputs name no file."""
+        return self.config.report.profile == "research"
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The numbers of the audited rows."""
+        found: list[int] = self.manifest.table["row"].to_pylist()
+        return found
+
+    @cached_property
+    def ids(self) -> dict[int, str]:
+        """What each row is called in the outputs."""
+        return dict(zip(self.rows, self.shown.table["id"].to_pylist(), strict=True))
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Where in the manifest each row is."""
+        return {row: place for place, row in enumerate(self.rows)}
+
+    def column(self, name: str) -> dict[int, Any]:
+        """What a column of the manifest says of each row."""
+        return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
+
+    @cached_property
+    def patients(self) -> dict[int, Any]:
+        """Whose image each row is: patients are drawn whole. Without such a column each image is a patient."""
+        if self.config.data.patient is None:
+            return {row: row for row in self.rows}
+        return {
+            row: f"row {row}" if who in (None, "") else who
+            for row, who in self.column(self.config.data.patient).items()
+        }
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The patient of each row as a number, which says nothing of him."""
+        known = {who: n for n, who in enumerate(dict.fromkeys(self.patients[row] for row in self.rows))}
+        return {row: known[self.patients[row]] for row in self.rows}
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """On its device, in eval mode."""
+        known = self.config.model
+        net = load_model(known.source, weights=known.weights)
+        return net.to(torch.device(known.device))
+
+    @cached_property
+    def categories(self) -> tuple[str, ...]:
+        """The names of the model's classes, where it says them."""
+        card = card_of(self.model)
+        return (card.categories if card else None) or ()
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The classes that are asked about."""
+        return tuple(self._finding(name) for name in self.config.explain.findings)
+
+    def _finding(self, name: str) -> Finding:
+        if name.isdecimal():
+            index = int(name)
+            return Finding(index, self.categories[index] if index < len(self.categories) else name)
+        if not self.categories:
+            raise TargetError(f"the model names no classes: write the finding {name!r} as a number")
+        return Finding(index_of(name, len(self.categories), self.categories), name)
+
+    @cached_property
+    def tools(self) -> list[Explainer]:
+        """The methods. A CAM is asked at the layer of the config, or the model's own."""
+        from camscope.explainers.arrangement import has_layer
+
+        named, made = self.config.explain, []
+        for name in named.methods:
+            if name not in METHODS:
+                raise InputError(f"no method {name!r}; camscope methods lists them")
+            extra: dict[str, Any] = (
+                {"layer": named.layer} if has_layer(METHODS[name]) and named.layer is not None else {}
+            )
+            extra |= named.settings.get(name, {})
+            made.append(METHODS[name](self.model, preprocess=self.config.model.preprocess, **extra))
+        return made
+
+    @cached_property
+    def worker(self) -> Worker:
+        """Reads images as the model takes them."""
+        window = self.config.data.window
+        return Worker(
+            self.tools, [one.index for one in self.findings], self.shown, self.config.batch_size, window=window
+        )
+
+    def truths(self, finding: Finding) -> dict[int, bool | None]:
+        """Whether each row has the finding; None where its label is missing."""
+        data = self.config.data
+        if data.label is not None:
+            known = self.column(data.label)
+            self._expect_label(data.label, set(known.values()))
+            return {
+                row: None if one in (None, "") else str(one) in (finding.name, str(finding.index))
+                for row, one in known.items()
+            }
+        column = data.labels.get(finding.name) or data.labels.get(str(finding.index))
+        if column is None:
+            raise InputError(f"labels names no column for {finding.name!r}")
+        return {row: None if one in (None, "") else _truth(one, column) for row, one in self.column(column).items()}
+
+    def _expect_label(self, column: str, values: set[Any]) -> None:
+        """InputError for a label that no class of the model has: it would count as an image without the finding."""
+        known = set(self.categories)
+        for one in values - {None, ""}:
+            if str(one).isdecimal() or not known or str(one) in known:
+                continue
+            said = repr(str(one)) if not self.private else "a label"
+            raise InputError(
+                f"{said} in column {column!r} is no class of the model; there are {', '.join(self.categories)}"
+            )
+
+    def loaded(self, rows: Sequence[int] | None = None) -> Iterator[Loaded]:
+        """The images of some rows, or of all, in their order, as the model takes them; or why not."""
+        numbers = self.rows if rows is None else rows
+        each = (self.shown.rows(place, place + 1)[0] for place in (self.place[row] for row in numbers))
+        return loaded(self.shown, each, self.worker.read, THREADS)
+
+    def batches(self, rows: Sequence[int] | None = None) -> Iterator[list[Loaded]]:
+        """The same, neighbours of one size together; those that cannot be read among them, alone."""
+        batch: list[Loaded] = []
+        for one in self.loaded(rows):
+            same = (
+                batch
+                and batch[0].item is not None
+                and one.item is not None
+                and one.item.x.shape == batch[0].item.x.shape
+            )
+            if batch and (not same or len(batch) == self.config.batch_size):
+                yield batch
+                batch = []
+            batch.append(one)
+        if batch:
+            yield batch
+
+    def on_device(self, batch: Sequence[Loaded]) -> Tensor:
+        """(N,C,*S) of a batch whose images could be read."""
+        x = torch.stack([one.item.x for one in batch if one.item is not None])
+        return x.to(*home(self.model))
+
+    def source(self, row: int) -> Any:
+        """A row's image as it is stored: a file's bytes, its place, or an image of a dataset."""
+        where = self.manifest
+        if where.images is not None:
+            return where.images[row]
+        return source_of(where, where.rows(self.place[row], self.place[row] + 1)[0]["path"])
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """Where findings are, if that is known."""
+        name = self.config.data.evidence
+        return None if name is None else self.evidence_in(name)
+
+    def evidence_in(self, name: str) -> Evidence:
+        """What a column, a folder or a file of masks says."""
+        return evidence_of(name, self.manifest.table.column_names, self.manifest.root or Path.cwd())
+
+    @property
+    def maps(self) -> Run:
+        """The maps of all rows."""
+        return Run(self.folder / "maps", self.manifest)
+
+    def sampled(self, count: int, salt: int, *, only: bool = False) -> list[int]:
+        """So many rows drawn by the seed, in their order: as many with the first finding as without, or `only` such with it."""
+        truths = self.truths(self.findings[0])
+        random = np.random.default_rng((self.config.seed, salt))
+        kinds = [[row for row in self.readable if truths[row] is kind] for kind in ((True,) if only else (True, False))]
+        drawn: list[int] = []
+        for k, kind in enumerate(sorted(kinds, key=len)):
+            most = (count - len(drawn)) // (len(kinds) - k)
+            drawn += [kind[i] for i in random.permutation(len(kind))[:most]]
+        return sorted(drawn)
+
+    @cached_property
+    def readable(self) -> list[int]:
+        """The rows that the model has an answer for."""
+        from camscope.audit.answers import Answered
+
+        return Answered.read(self.folder).rows
+
+    @cached_property
+    def layer(self) -> str | None:
+        """Where the first method looks that looks at one layer, as `resolve` found."""
+        tools = json.loads((self.folder / "stages" / "resolve.json").read_bytes())["tools"]
+        return next((tool["layer"] for tool in tools if tool["layer"] in dict(self.model.named_modules())), None)
+
+
+def _free(names: Sequence[str]) -> list[str]:
+    """Each once; InputError for one that a result has of its own."""
+    if taken := [name for name in names if name in TAKEN and name not in ("row", "id", "path")]:
+        raise InputError(f"the outputs have a column {taken[0]!r} of their own: rename that of the manifest")
+    return list(dict.fromkeys(names))
+
+
+def _truth(value: Any, column: str) -> bool:
+    if str(value).lower() in ("1", "1.0", "true", "yes"):
+        return True
+    if str(value).lower() in ("0", "0.0", "false", "no"):
+        return False
+    raise InputError(f"the column {column!r} holds something that is neither 0 nor 1")
