@@ -188,7 +188,7 @@ def _moves(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, list[float]]] = {}
     for row in arrow("parquet").read_table(place).to_pylist():
         if row["finding"] == finding and spread > 0:
-            gap = (row["after"] - row["before"]) / spread
+            gap = (row["with_it"] - row["without"]) / spread
             name = f"{row['kind']} {row['region']}"
             found.setdefault(name, {}).setdefault(row["id"], []).append(gap)
     return {name: {key: float(np.mean(gaps)) for key, gaps in each.items()} for name, each in found.items()}

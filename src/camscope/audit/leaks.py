@@ -24,6 +24,10 @@ def leaks(subject: Subject, answered: Answered) -> Iterator[Leak]:
                 [subject.patients[row] for row in rows],
                 seed=subject.config.seed,
             )
-            yield Leak(column=column, auroc=number(found.auroc, 0.5, "chance"), null_high=rounded(found.null_high))
+            yield Leak(
+                column=column,
+                auroc=number(found.auroc, found.chance, "labels dealt to patients at random"),
+                null_high=rounded(found.chance_high),
+            )
         except UndefinedError as error:
             yield Leak(column=column, auroc=number(None, 0.5, "chance", str(error)), null_high=None)

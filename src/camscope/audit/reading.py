@@ -49,7 +49,7 @@ def _moved(subject: Subject, one: Trying) -> Iterator[Reading]:
         gaps: dict[int, float] = {}
         for trial in one.trials:
             if trial.region == region:
-                gaps[trial.row] = max(gaps.get(trial.row, 0.0), abs(trial.after - trial.before))
+                gaps[trial.row] = max(gaps.get(trial.row, 0.0), abs(trial.with_it - trial.without))
         for row in sorted(gaps, key=lambda row: (-gaps[row], row))[:EACH]:
             if one.spread > 0 and gaps[row] > one.spread * subject.config.margins.effect:
                 yield Reading(id=subject.ids[row], finding=one.finding.name, why=f"moved most by {region}")

@@ -60,9 +60,8 @@ def wanted(subject: Subject) -> list[str]:
 
 def masked(subject: Subject) -> dict[str, Evidence]:
     """The regions whose masks somebody made."""
-    known = {name: subject.evidence_in(column) for name, column in subject.config.regions.columns.items()}
-    if subject.evidence is not None:
-        known[FINDING] = subject.evidence
+    known = {} if subject.evidence is None else {FINDING: subject.evidence}
+    known |= {name: subject.evidence_in(column) for name, column in subject.config.regions.columns.items()}
     if subject.config.regions.organ is not None:
         known[ORGAN] = subject.evidence_in(subject.config.regions.organ)
     return known
@@ -97,6 +96,7 @@ def _regions(subject: Subject, one: Loaded, known: dict[str, Evidence], made: Sc
     row = one.row["row"]
     whole = subject.manifest.rows(subject.place[row], subject.place[row] + 1)[0]
     pixels: Any = None
+    found: Mask | None = None
     for name in [*known, *(name for name in wanted(subject) if name not in known)]:
         try:
             if one.item is None or one.item.placement is None:
@@ -108,6 +108,10 @@ def _regions(subject: Subject, one: Loaded, known: dict[str, Evidence], made: Sc
                 pixels = picture(subject.source(row)) if pixels is None else pixels
                 mask = REGIONS[name](_array(pixels))
             carried = on_input(mask, one.item.placement)
+            if name == FINDING:
+                found = carried
+            elif name != ORGAN:  # what of a region is the finding itself is no shortcut
+                carried = carried if found is None else carried & ~found
             if not carried.any():
                 raise UndefinedError("none of it was shown to the model")
             yield name, carried

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from camscope.audit.asking import odds_of
-from camscope.audit.interventions import inserted, kept, removed
+from camscope.audit.effects import Effect, insertion, removal
+from camscope.audit.interventions import exchanged, inserted, kept, removed
 from camscope.audit.numbers import number
 from camscope.audit.performance import auroc
 from camscope.audit.scenes import FINDING, ORGAN, Scene, Scenes
 from camscope.audit.schema import Blanked, Intervention, Number
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
-from camscope.metrics.statistics import estimated
 
 Array = npt.NDArray[np.float64]
 Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
@@ -25,15 +25,15 @@ Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> chang
 
 @dataclass(frozen=True)
 class Trial:
-    """What an intervention did to one image: its log odds before and after."""
+    """An intervention on one image: its log odds `without` the region, and `with_it`."""
 
     row: int
     finding: str
     region: str
     kind: str
     fill: str | None
-    before: float
-    after: float
+    without: float
+    with_it: float
 
 
 @dataclass(eq=False)
@@ -71,70 +71,68 @@ class Trying:
     def _removed(self, name: str, there: Sequence[Scene], fill: str) -> Intervention:
         clean = self._asked(there)
         changed = self._asked(there, lambda x, masks: removed(x, masks, fill), name)
-        effect = self._effect(name, "remove", fill, there, changed, clean)
+        self._note(name, "remove", fill, there, changed, clean)
+        effect = self._effect(lambda: removal(name, fill, clean, changed, self.spread, self._groups(there), **self.how))
         return Intervention(region=name, finding=self.finding.name, kind="remove", fill=fill, effect=effect)
 
     def _inserted(self, name: str) -> Intervention:
-        """Of a donor that has it and the finding, less the same pixels of one that has neither."""
+        """Of a donor that has it and the finding, less the same pixels of an image with neither: seams are in both."""
         pairs = list(self._pairs(name))
-        receivers = [one for one, _, _ in pairs]
-        masks = [donor.regions[name] for _, donor, _ in pairs]
+        receivers, masks = [one for one, _, _ in pairs], [donor.regions[name] for _, donor, _ in pairs]
         with_it = self._pasted(receivers, masks, [donor for _, donor, _ in pairs])
         without = self._pasted(receivers, masks, [other for _, _, other in pairs])
-        effect = self._effect(name, "insert", None, receivers, without, with_it)
+        self._note(name, "insert", None, receivers, without, with_it)
+        effect = self._effect(
+            lambda: insertion(name, without, with_it, self.spread, self._groups(receivers), **self.how)
+        )
         return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
 
     def _pairs(self, name: str) -> Iterator[tuple[Scene, Scene, Scene]]:
-        """A receiver without the finding, a donor with it and the region, another without the finding; three patients."""
-        marker = name in self.subject.config.regions.columns or name == FINDING
-        donors = [one for one in self.seen.with_region(name) if self.truth[one.row] is True]
-        negatives = [one for one in self.seen.each if self.truth[one.row] is False]
-        if marker:
-            negatives = [one for one in negatives if name not in one.regions]
-            donors = donors or self.seen.with_region(name)
-        random = np.random.default_rng((self.subject.config.seed, 7))
-        if not donors or len(negatives) < 2:
+        """A receiver without the finding, a donor with the region, an image without the finding; of three patients.
+
+        Where some images lack the region, neither the receiver nor the third one has it.
+        """
+        known = [one for one in self.seen.each if self.truth[one.row] is not None]
+        carried = np.array([name in one.regions for one in known], np.bool_)
+        truth = np.array([bool(self.truth[one.row]) for one in known], np.bool_)
+        try:
+            found = exchanged(truth, carried, self._groups(known), self.subject.config.seed)
+        except UndefinedError:
             return
-        for one in negatives:
-            donor = donors[int(random.integers(len(donors)))]
-            other = negatives[int(random.integers(len(negatives)))]
-            whose = {self.subject.patients[each.row] for each in (one, donor, other)}
-            if len(whose) == 3:
-                yield one, donor, other
+        for three in zip(*(one.tolist() for one in found), strict=True):
+            receiver, donor, other = (known[one] for one in three)
+            yield receiver, donor, other
 
     def _without(self, name: str, there: Sequence[Scene], fill: str, kind: Any) -> Blanked:
         change = removed if kind == "blank" else kept
         answers = self._asked(there, lambda x, masks: change(x, masks, fill), name)
         truth, groups = np.array([bool(self.truth[one.row]) for one in there]), self._groups(there)
-        config = self.subject.config
         try:
             if not there:
                 raise UndefinedError("no image has it")
-            found = number(auroc(truth, answers, groups, replicates=config.replicates, seed=config.seed), 0.5, "chance")
+            found = number(auroc(truth, answers, groups, **self.how), 0.5, "chance")
         except UndefinedError as error:
             found = number(None, 0.5, "chance", str(error))
         return Blanked(region=name, finding=self.finding.name, kind=kind, fill=fill, auroc=found)
 
-    def _effect(
-        self, name: str, kind: str, fill: str | None, rows: Sequence[Scene], before: Array, after: Array
-    ) -> Number:
-        """Before -> after, in units of the spread; of a removal the other way round, so that what argues for is positive."""
+    def _note(
+        self, name: str, kind: str, fill: str | None, rows: Sequence[Scene], without: Array, with_it: Array
+    ) -> None:
         self.trials += [
-            Trial(one.row, self.finding.name, name, kind, fill, first, then)
-            for one, first, then in zip(rows, before.tolist(), after.tolist(), strict=True)
+            Trial(one.row, self.finding.name, name, kind, fill, less, more)
+            for one, less, more in zip(rows, without.tolist(), with_it.tolist(), strict=True)
         ]
-        try:
-            if not len(rows):
-                raise UndefinedError("no image to change: the region, or images without it, are missing")
-            if self.spread <= 0:
-                raise UndefinedError("the model gives every image the same answer")
-            config = self.subject.config
-            gaps = (after - before) / self.spread
-            return number(
-                estimated(gaps, self._groups(rows), replicates=config.replicates, seed=config.seed), 0.0, "no effect"
-            )
-        except UndefinedError as error:
-            return number(None, 0.0, "no effect", str(error))
+
+    def _effect(self, made: Callable[[], Effect]) -> Number:
+        if self.spread <= 0:
+            return number(None, 0.0, "no effect", "the model gives every image the same answer")
+        found = made()
+        return number(found.estimate, 0.0, "no effect", found.undefined or "")
+
+    @property
+    def how(self) -> dict[str, int]:
+        """Of the bootstrap."""
+        return {"replicates": self.subject.config.replicates, "seed": self.subject.config.seed}
 
     def _groups(self, rows: Sequence[Scene]) -> list[Any]:
         return [self.subject.patients[one.row] for one in rows]

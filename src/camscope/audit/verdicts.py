@@ -7,7 +7,7 @@ it holds the margin, or there is nothing to test it with; the reason says which.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from camscope.audit.interventions import reliance
+from camscope.audit.effects import reliance
 from camscope.audit.scenes import FINDING, ORGAN
 from camscope.audit.schema import Blanked, Level, Line, Number, Summary, Verdict, Word
 
@@ -214,7 +214,10 @@ def _localised(summary: Summary) -> Iterator[Verdict]:
 
 def _masses(summary: Summary) -> Iterator[Verdict]:
     margin = summary.margins["enrichment"]
-    rule = f"{ABOVE}, and above the maps of other patients; not testable where the region is finer than the cells of the map"
+    rule = (
+        f"{ABOVE}, and above the maps of other patients; not testable where the region is finer than the cells of the map; "
+        "it says where to look: whether the answer relies on the region, interventions say"
+    )
     for one in summary.shortcut.masses:
         if one.region in (FINDING, ORGAN):
             continue
@@ -226,7 +229,7 @@ def _masses(summary: Summary) -> Iterator[Verdict]:
             found = "not testable", "maps of other patients lie there as much"
         claim = f"The maps of {one.method} for {one.finding} lie on {_named(one.region)}."
         yield _made(
-            "where the maps lie", claim, one.finding, found, one.enrichment, "shortcut", rule, good=False, margin=margin,
+            "where the maps lie", claim, one.finding, found, one.enrichment, "shortcut", rule, good=None, margin=margin,
             subject=f"{one.region} · {one.method}",
         )  # fmt: skip
 

@@ -77,8 +77,7 @@ def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
             gaps: dict[int, list[float]] = {}
             for trial in one.trials:
                 if trial.region == region and one.spread > 0:
-                    sign = 1 if trial.kind == "insert" else -1
-                    gaps.setdefault(trial.row, []).append(sign * (trial.after - trial.before) / one.spread)
+                    gaps.setdefault(trial.row, []).append((trial.with_it - trial.without) / one.spread)
             if gaps:
                 values = {row: float(np.mean(own)) for row, own in gaps.items()}
                 for level in levels(subject, values, subject.config.margins.effect):
@@ -86,11 +85,11 @@ def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
 
 
 def _write(subject: Subject, tried: list[Trying]) -> None:
-    """Every trial: row, id, finding, region, kind, fill, log odds before and after."""
+    """Every trial: row, id, finding, region, kind, fill, log odds without the region and with it."""
     pa = arrow()
     rows = [{"id": subject.ids[trial.row], **asdict(trial)} for one in tried for trial in one.trials]
-    kinds = {"row": pa.int64(), "before": pa.float64(), "after": pa.float64()}
-    names = ("row", "id", "finding", "region", "kind", "fill", "before", "after")
+    kinds = {"row": pa.int64(), "without": pa.float64(), "with_it": pa.float64()}
+    names = ("row", "id", "finding", "region", "kind", "fill", "without", "with_it")
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
     with writing(subject.folder / FILE) as file:
         arrow("parquet").write_table(pa.Table.from_pylist(rows, schema=schema), file)
