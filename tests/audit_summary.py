@@ -101,10 +101,21 @@ def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
 def localise(findings):
     found = []
     for finding in findings:
-        found += lines("energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "centre": 0.1033, "random": 0.0614})
-        found += lines("enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "centre": 1.4482, "random": 1.0021})
-        found += lines("pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "centre": 0.1081, "random": 0.0541})
-        found += lines("peak-distance", finding, {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "centre": 27.9, "random": 39.4}, better="less")
+        found += lines(
+            "energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "centre": 0.1033, "random": 0.0614}
+        )
+        found += lines(
+            "enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "centre": 1.4482, "random": 1.0021}
+        )
+        found += lines(
+            "pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "centre": 0.1081, "random": 0.0541}
+        )
+        found += lines(
+            "peak-distance",
+            finding,
+            {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "centre": 27.9, "random": 39.4},
+            better="less",
+        )
     values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
     return Measured(images=148, lines=tuple(found), levels=levels(values, MARGINS["mass"]))
 
@@ -171,7 +182,11 @@ def masses(findings):
 def interventions(findings):
     made = []
     for finding in findings:
-        for region, remove, insert in (("the finding", -0.9714, None), ("marker", -0.8412, 1.0831), ("the frame", -0.0213, None)):
+        for region, remove, insert in (
+            ("the finding", -0.9714, None),
+            ("marker", -0.8412, 1.0831),
+            ("the frame", -0.0213, None),
+        ):
             for fill, less in (("mean", 1.0), ("blur", 0.87)):
                 effect = num(remove * less, 0.0931, n=141, groups=88, baseline=0.0, name="no effect", p=0.0002)
                 made.append(Intervention(region=region, finding=finding, kind="remove", fill=fill, effect=effect))
@@ -219,7 +234,19 @@ def shortcut(findings, ids):
     )  # fmt: skip
 
 
-def verdict(question, claim, finding, word, speaks, effect, margin, section, subject="", reason="", rule="the interval beyond the margin"):
+def verdict(
+    question,
+    claim,
+    finding,
+    word,
+    speaks,
+    effect,
+    margin,
+    section,
+    subject="",
+    reason="",
+    rule="the interval beyond the margin",
+):
     return Verdict(
         question=question, claim=claim, finding=finding, subject=subject, word=word, speaks=speaks, effect=effect,
         margin=margin, rule=rule, reason=reason, section=section,
@@ -230,27 +257,126 @@ def verdicts(findings):
     made = []
     for finding in findings:
         add = made.append
-        add(verdict("performance", f"The model tells images with {finding} from those without.", finding, "supported", "for",
-                    num(0.9412, 0.0213649, baseline=0.5, name="chance"), 0.7, "performance"))
-        add(verdict("performance by subgroup", "It does so equally well whatever the site.", finding, "not supported", "against",
-                    num(-0.0832, 0.0329), 0.05, "performance", "site", "A differs from the others by more than the margin"))
-        add(verdict("evidence", f"The answer depends on the pixels of {finding} itself.", finding, "supported", "for",
-                    num(-0.9714, 0.0931, n=141, groups=88, baseline=0.0, name="no effect"), 0.1, "shortcut", "the finding"))
-        add(verdict("shortcut", f"The answer for {finding} relies on the region marker.", finding, "supported", "against",
-                    num(1.0831, 0.1241, n=164, groups=99, baseline=0.0, name="no effect"), 0.1, "shortcut", "marker"))
-        add(verdict("blanked organ", f"The model still answers for {finding} when the organ is blanked.", finding, "supported",
-                    "against", num(0.8914, 0.0331, baseline=0.5, name="chance"), 0.7, "shortcut", "the organ"))
-        add(verdict("localisation", f"The maps of {CAM} lie on {finding}.", finding, "supported", "for",
-                    num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="centre"), 1.5, "localisation", CAM))
-        add(verdict("where the maps lie", f"The maps of {CAM} for {finding} lie on the region marker.", finding, "not testable",
-                    "neither", num(1.5513, 0.217, n=141, groups=88, baseline=0.94, name="maps of other patients"), 1.5,
-                    "shortcut", f"marker · {CAM}",
-                    "the region marker is below the resolution of the maps: what a map does not show says nothing of it"))
-        add(verdict("faithfulness", f"The maps of {CAM} show what the answer for {finding} depends on.", finding, "not testable",
-                    "neither", num(0.0712, 0.0914, n=48, groups=37, baseline=0.0, name="no difference"), 0.0, "faithfulness", CAM,
-                    "the interval holds the margin: more images are needed to tell"))
-        add(verdict("robustness", "The maps stay where they are under changes that do not matter.", finding, "not testable",
-                    "neither", Number(reason="there is nothing to test it with"), None, "robustness", "", SKIPPED))
+        add(
+            verdict(
+                "performance",
+                f"The model tells images with {finding} from those without.",
+                finding,
+                "supported",
+                "for",
+                num(0.9412, 0.0213649, baseline=0.5, name="chance"),
+                0.7,
+                "performance",
+            )
+        )
+        add(
+            verdict(
+                "performance by subgroup",
+                "It does so equally well whatever the site.",
+                finding,
+                "not supported",
+                "against",
+                num(-0.0832, 0.0329),
+                0.05,
+                "performance",
+                "site",
+                "A differs from the others by more than the margin",
+            )
+        )
+        add(
+            verdict(
+                "evidence",
+                f"The answer depends on the pixels of {finding} itself.",
+                finding,
+                "supported",
+                "for",
+                num(-0.9714, 0.0931, n=141, groups=88, baseline=0.0, name="no effect"),
+                0.1,
+                "shortcut",
+                "the finding",
+            )
+        )
+        add(
+            verdict(
+                "shortcut",
+                f"The answer for {finding} relies on the region marker.",
+                finding,
+                "supported",
+                "against",
+                num(1.0831, 0.1241, n=164, groups=99, baseline=0.0, name="no effect"),
+                0.1,
+                "shortcut",
+                "marker",
+            )
+        )
+        add(
+            verdict(
+                "blanked organ",
+                f"The model still answers for {finding} when the organ is blanked.",
+                finding,
+                "supported",
+                "against",
+                num(0.8914, 0.0331, baseline=0.5, name="chance"),
+                0.7,
+                "shortcut",
+                "the organ",
+            )
+        )
+        add(
+            verdict(
+                "localisation",
+                f"The maps of {CAM} lie on {finding}.",
+                finding,
+                "supported",
+                "for",
+                num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="centre"),
+                1.5,
+                "localisation",
+                CAM,
+            )
+        )
+        add(
+            verdict(
+                "where the maps lie",
+                f"The maps of {CAM} for {finding} lie on the region marker.",
+                finding,
+                "not testable",
+                "neither",
+                num(1.5513, 0.217, n=141, groups=88, baseline=0.94, name="maps of other patients"),
+                1.5,
+                "shortcut",
+                f"marker · {CAM}",
+                "the region marker is below the resolution of the maps: what a map does not show says nothing of it",
+            )
+        )
+        add(
+            verdict(
+                "faithfulness",
+                f"The maps of {CAM} show what the answer for {finding} depends on.",
+                finding,
+                "not testable",
+                "neither",
+                num(0.0712, 0.0914, n=48, groups=37, baseline=0.0, name="no difference"),
+                0.0,
+                "faithfulness",
+                CAM,
+                "the interval holds the margin: more images are needed to tell",
+            )
+        )
+        add(
+            verdict(
+                "robustness",
+                "The maps stay where they are under changes that do not matter.",
+                finding,
+                "not testable",
+                "neither",
+                Number(reason="there is nothing to test it with"),
+                None,
+                "robustness",
+                "",
+                SKIPPED,
+            )
+        )
     add(verdict("sanity", f"The maps of {CAM} depend on what the model has learnt.", findings[0], "supported", "for",
                 num(0.1718, n=12, groups=12, baseline=0.4418, name="maps of different images",
                     reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip

@@ -13,7 +13,7 @@ WIDTH = 460.0
 LEFT, RIGHT = 50.0, 14.0
 
 
-def reliability(name: str, one: Answers) -> "Markup":
+def reliability(name: str, label: str, one: Answers) -> "Markup":
     """What share of images has the finding, against what the model says; the diagonal is a model that is right about it."""
     plot = Plot(WIDTH, 270)
     panel = _panel(plot, 212, "what the model says", "share with the finding")
@@ -27,7 +27,7 @@ def reliability(name: str, one: Answers) -> "Markup":
     for each in one.bins:
         size = 4 + 6 * (each.n / most) ** 0.5
         panel.plot([each.predicted], [each.observed], "o", markersize=size, color=FOR, zorder=5)
-    return plot.svg(name, f"Reliability of the answers for {clean(one.finding)}")
+    return plot.svg(name, label)
 
 
 def randomised(name: str, label: str, steps: tuple[str, ...], one: Similarity, *, control: bool) -> "Markup":
@@ -62,7 +62,7 @@ def spectrum(name: str, label: str, one: Strategies) -> "Markup":
     panel.vlines(places, 0, one.eigenvalues, color=LINE, linewidth=1.2)
     panel.plot(places, one.eigenvalues, "o", color=FOR, markersize=5.5)
     panel.set_xlim(0.4, len(one.eigenvalues) + 0.6)
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(-0.05 * max(*one.eigenvalues, 1e-9), 1.05 * max(*one.eigenvalues, 1e-9))
     _whole(panel)
     return plot.svg(name, label)
 
@@ -71,7 +71,9 @@ def stability(name: str, label: str, one: Strategies) -> "Markup":
     """How alike clusterings of different draws are, over what one way of looking would give."""
     plot = Plot(WIDTH, 216)
     panel = _panel(plot, 158, "number of clusters", "stability")
-    panel.plot([each.k for each in one.trials], [each.stability for each in one.trials], "-o", color=FOR, markersize=5.5)
+    panel.plot(
+        [each.k for each in one.trials], [each.stability for each in one.trials], "-o", color=FOR, markersize=5.5
+    )
     null = [(each.k, each.null) for each in one.trials if each.null is not None]
     panel.plot([k for k, _ in null], [value for _, value in null], "--D", color=PALE, markersize=4.5)
     panel.set_xlim(min(each.k for each in one.trials) - 0.4, max(each.k for each in one.trials) + 0.4)

@@ -1,10 +1,11 @@
 """Figures: what of the summary is drawn, section by section, each beside the table of the same numbers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from camscope.audit.report import curves
+from camscope.audit.report.curves import randomised, reliability, spectrum, stability
 from camscope.audit.report.forest import Row, forest
 from camscope.audit.report.plot import drawing
 from camscope.audit.schema import Level, Line, Measured, Summary
@@ -60,31 +61,24 @@ DOT = "Dot: value; bar: 95 % interval by patient"
 def _performance(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
     for one in summary.predict.findings:
         if one.bins:
-            how = "Bars: 95 % intervals; the larger a dot, the more images; broken line: what the model says is the share"
-            yield all_of.of(("Reliability", one.finding), how, lambda name, _, one=one: curves.reliability(name, one))
+            how = (
+                "Bars: 95 % intervals; the larger a dot, the more images; broken line: what the model says is the share"
+            )
+            yield all_of.of(("Reliability", one.finding), how, partial(reliability, one=one))
     for one in summary.predict.findings:
         if one.levels:
             rows = [Row("all images", one.auroc), *(Row(_level(level), level.value) for level in one.levels)]
-            yield all_of.of(
-                ("AUROC by subgroup", one.finding),
-                f"{DOT}; upright line: all images; red, broken: what the model has to exceed",
-                lambda name, label, rows=rows, one=one: forest(
-                    name, label, rows, axis="AUROC", line=one.auroc.value, margin=summary.margins.get("useful")
-                ),
-            )
-            yield from _differences(all_of, "AUROC of a subgroup less that of the others", one.finding, one.levels)
+            how = f"{DOT}; upright line: all images; red, broken: what the model has to exceed"
+            margin = summary.margins.get("useful")
+            draw = partial(forest, rows=rows, axis="AUROC", line=one.auroc.value, margin=margin)
+            yield all_of.of(("AUROC by subgroup", one.finding), how, draw)
+            yield _differences(all_of, ("AUROC of a subgroup less that of the others", one.finding), one.levels)
 
 
-def _differences(all_of: Gathering, title: str, finding: str, levels: Iterable[Level]) -> Iterator[Figure]:
-    own = list(levels)
-    rows = [Row(_level(level), level.difference) for level in own]
-    margin = own[0].margin
-    how = f"{DOT}; shaded: differences that were declared not to matter"
-    yield all_of.of(
-        (title, finding) if finding else (title,),
-        how,
-        lambda name, label: forest(name, label, rows, axis="difference", band=(-margin, margin), line=0.0),
-    )
+def _differences(all_of: Gathering, parts: Sequence[str], levels: Sequence[Level]) -> Figure:
+    margin, rows = levels[0].margin, [Row(_level(level), level.difference) for level in levels]
+    draw = partial(forest, rows=rows, axis="difference", band=(-margin, margin), line=0.0)
+    return all_of.of(parts, f"{DOT}; shaded: differences that were declared not to matter", draw)
 
 
 def _level(level: Level) -> str:
@@ -93,19 +87,14 @@ def _level(level: Level) -> str:
 
 def _metrics(stage: Measured, all_of: Gathering) -> Iterator[Figure]:
     """One for each metric and finding: methods, then maps that know nothing."""
-    for finding in dict.fromkeys(one.finding for one in stage.lines):
-        for metric in dict.fromkeys(one.metric for one in stage.lines if one.finding == finding):
-            own = [one for one in stage.lines if (one.metric, one.finding) == (metric, finding)]
-            how = f"{DOT}; grey: maps that know nothing of the model; shaded: the best of them"
-            yield all_of.of(
-                (metric, finding),
-                how if any(one.control for one in own) else DOT,
-                lambda name, label, own=own: forest(
-                    name, label, list(_of_metric(own)), axis=WAYS[own[0].better], band=_best(own)
-                ),
-            )
+    for finding, metric in dict.fromkeys((one.finding, one.metric) for one in stage.lines):
+        own = [one for one in stage.lines if (one.metric, one.finding) == (metric, finding)]
+        controls = any(one.control for one in own)
+        how = f"{DOT}; grey: maps that know nothing of the model; shaded: the best of them" if controls else DOT
+        draw = partial(forest, rows=list(_of_metric(own)), axis=WAYS[own[0].better], band=_best(own))
+        yield all_of.of((metric, finding), how, draw)
     if stage.levels:
-        yield from _differences(all_of, "Share inside in a subgroup less that in the others", "", stage.levels)
+        yield _differences(all_of, ("Share inside in a subgroup less that in the others",), stage.levels)
 
 
 def _of_metric(lines: Sequence[Line]) -> Iterator[Row]:
@@ -115,93 +104,74 @@ def _of_metric(lines: Sequence[Line]) -> Iterator[Row]:
 
 
 def _best(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """The interval of the best map that knows nothing; lines come best first."""
-    for one in lines:
-        if one.control and one.value.low is not None and one.value.high is not None and one.better != "neither":
-            return one.value.low, one.value.high
-    return None
+    """The interval of the best map that knows nothing."""
+    controls = [one.value for one in lines if one.control and one.value.value is not None]
+    if not controls or lines[0].better == "neither":
+        return None
+    best = (max if lines[0].better == "more" else min)(controls, key=lambda one: one.value or 0.0)
+    return None if best.low is None or best.high is None else (best.low, best.high)
 
 
 def _sanity(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
+    how = "Shaded: maps of different images, which a map has to fall to; line in it: their mean"
     for test in summary.sanity.tests:
         for one in test.similarities:
-            yield all_of.of(
-                (test.method, one.name, "control" if test.control else "method"),
-                "Shaded: maps of different images, which a map has to fall to; line in it: their mean",
-                lambda name, label, test=test, one=one: curves.randomised(
-                    name, label, test.steps, one, control=test.control
-                ),
-            )
+            parts = (test.method, one.name, *(["control"] if test.control else []))
+            yield all_of.of(parts, how, partial(randomised, steps=test.steps, one=one, control=test.control))
 
 
 def _regions(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
-    masses = summary.shortcut.masses
+    masses, margin = summary.shortcut.masses, summary.margins.get("enrichment")
+    how = (
+        f"{DOT}; diamond: maps of other patients; line: chance; red, broken: what was declared to count; hollow: finer than "
+        "the cells of the map, which can show neither use nor its absence"
+    )
     for finding, method in dict.fromkeys((one.finding, one.method) for one in masses):
         own = [one for one in masses if (one.finding, one.method) == (finding, method)]
         rows = [Row(one.region, one.enrichment, "own" if one.resolved else "unresolved") for one in own]
-        yield all_of.of(
-            ("Enrichment of the maps in regions", finding, method),
-            f"{DOT}; diamond: maps of other patients; line: chance; red, broken: what was declared to count; hollow: finer "
-            "than the cells of the map, which can show neither use nor its absence",
-            lambda name, label, rows=rows: forest(
-                name, label, rows, axis="share of the map over share of the image", line=1.0,
-                margin=summary.margins.get("enrichment"), baselines=True,
-            ),
-        )  # fmt: skip
+        draw = partial(forest, rows=rows, axis="share of the map over share of the image", line=1.0, margin=margin)
+        yield all_of.of(("Enrichment of the maps in regions", finding, method), how, partial(draw, baselines=True))
 
 
 def _interventions(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
     every, margin = summary.shortcut.interventions, summary.margins.get("effect", 0.0)
+    how = f"{DOT}; shaded: effects that were declared not to count"
     for finding in dict.fromkeys(one.finding for one in every):
-        rows = [
-            Row(f"{one.kind} {one.region}" + (f", {one.fill}" if one.fill else ""), one.effect)
-            for one in every
-            if one.finding == finding
-        ]
-        yield all_of.of(
-            ("What interventions do to the log odds", finding),
-            f"{DOT}; shaded: effects that were declared not to count",
-            lambda name, label, rows=rows: forest(
-                name, label, rows, axis="change of the log odds, in SD", band=(-margin, margin), line=0.0
-            ),
-        )
+        own = [one for one in every if one.finding == finding]
+        rows = [Row(_done(one.kind, one.region, one.fill), one.effect) for one in own]
+        draw = partial(forest, rows=rows, axis="change of the log odds, in SD", band=(-margin, margin), line=0.0)
+        yield all_of.of(("What interventions do to the log odds", finding), how, draw)
 
 
 def _blanked(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
+    how = f"{DOT}; line: chance; red, broken: above it a model without the organ still answers"
     for one in summary.predict.findings:
         own = [each for each in summary.shortcut.blanked if each.finding == one.finding]
-        rows = [Row("nothing", one.auroc), *(Row(f"{each.kind} {each.region}, {each.fill}", each.auroc) for each in own)]
+        rows = [
+            Row("the whole image", one.auroc),
+            *(Row(_done(each.kind, each.region, each.fill), each.auroc) for each in own),
+        ]
         if own:
-            yield all_of.of(
-                ("AUROC of what is left of the image", one.finding),
-                f"{DOT}; line: chance; red, broken: above it a model without the organ still answers",
-                lambda name, label, rows=rows: forest(
-                    name, label, rows, axis="AUROC", line=0.5, margin=summary.margins.get("blanked")
-                ),
-            )
+            draw = partial(forest, rows=rows, axis="AUROC", line=0.5, margin=summary.margins.get("blanked"))
+            yield all_of.of(("AUROC of what is left of the image", one.finding), how, draw)
+
+
+def _done(kind: str, region: str, fill: str | None) -> str:
+    return f"{kind} {region}" + (f", {fill}" if fill else "")
 
 
 def _leaks(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
     rows = [Row(one.column, one.auroc) for one in summary.shortcut.leaks]
     if rows:
-        yield all_of.of(
-            ("What can be read off the features",),
-            f"{DOT}; line: chance",
-            lambda name, label: forest(name, label, rows, axis="AUROC of a linear probe", line=0.5),
-        )
+        draw = partial(forest, rows=rows, axis="AUROC of a linear probe", line=0.5)
+        yield all_of.of(("What can be read off the features",), f"{DOT}; line: chance", draw)
 
 
 def _clusters(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
+    hint = "A jump after a number is a hint of that many groups, no more"
+    trials = "Round: these maps; diamonds: what one way of looking would give by itself"
     for one in summary.shortcut.strategies:
         if one.eigenvalues:
-            yield all_of.of(
-                ("Eigenvalues", one.finding, one.method),
-                "A jump after a number is a hint of that many groups, no more",
-                lambda name, label, one=one: curves.spectrum(name, label, one),
-            )
+            yield all_of.of(("Eigenvalues", one.finding, one.method), hint, partial(spectrum, one=one))
         if one.trials:
-            yield all_of.of(
-                ("Stability of clusters", one.finding, one.method),
-                "Round: these maps; diamonds: what one way of looking would give by itself",
-                lambda name, label, one=one: curves.stability(name, label, one),
-            )
+            yield all_of.of(("Stability of clusters", one.finding, one.method), trials, partial(stability, one=one))

@@ -86,7 +86,9 @@ def _row(plot: Plot, panel: Any, row: Row, at: float, baselines: bool) -> None:
     edge = PALE if row.kind != "own" else FOR
     panel.plot([one.value], [at], "o", markersize=6, markerfacecolor=face, markeredgecolor=edge, zorder=5)
     words, values = spelt(one)
-    plot.numbers(WIDTH - VALUES + 12, 4 + at, words, values, color=INK if row.kind == "own" else DIM, fontsize=SIZE - 0.5)
+    plot.numbers(
+        WIDTH - VALUES + 12, 4 + at, words, values, color=INK if row.kind == "own" else DIM, fontsize=SIZE - 0.5
+    )
 
 
 def spelt(one: Number) -> tuple[str, list[float]]:

@@ -27,9 +27,7 @@ class Case:
     truths: Mapping[str, bool | None]
 
 
-def cases(
-    answered: Answered, truths: Mapping[str, Mapping[int, bool | None]], ids: Mapping[int, str]
-) -> list[Case]:
+def cases(answered: Answered, truths: Mapping[str, Mapping[int, bool | None]], ids: Mapping[int, str]) -> list[Case]:
     """Of all images that were answered, in their order. `truths`: finding -> row -> whether it is there."""
     odds = {name: answered.of(name) for name in answered.findings}
     return [
@@ -58,7 +56,9 @@ def gallery(
     `targets`: finding -> what it was asked for as, in the run's column `target`. `allow_pixels`: pictures that may have text
     in them are shown too.
     """
-    frames = {shelf: own for shelf in _shelves(summary, known, count) if (own := list(_chosen(shelf, summary, known, count)))}
+    frames = {
+        shelf: own for shelf in _shelves(summary, known, count) if (own := list(_chosen(shelf, summary, known, count)))
+    }
     drawn = shots(run, frames, {case.row: case for case in known}, targets, height, allow_pixels=allow_pixels)
     return Pictures(tuple(Shelf(kind, finding, drawn[kind, finding]) for kind, finding in frames))
 

@@ -64,7 +64,7 @@ def written(value: float | int, decimals: int | None = None) -> str:
         text = f"{value:,}"
     elif decimals is not None:
         text = f"{value:,.{decimals}f}"
-    elif value == 0 or 1e-4 <= abs(value):
+    elif value == 0 or abs(value) >= 1e-4:
         places = 2 - math.floor(math.log10(abs(value))) if value else 0
         text = f"{value:,.{max(0, places)}f}"
         text = text.rstrip("0").rstrip(".") if "." in text else text

@@ -4,7 +4,7 @@ import base64
 import csv
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -145,7 +145,7 @@ def norms_csv() -> str:
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
-def environment(load: Callable[[str], str] | None = None) -> "jinja2.Environment":
+def environment() -> "jinja2.Environment":
     """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
     try:
         import jinja2
@@ -154,7 +154,7 @@ def environment(load: Callable[[str], str] | None = None) -> "jinja2.Environment
     engine = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        loader=jinja2.FunctionLoader(load or _own),
+        loader=jinja2.FunctionLoader(_own),
         finalize=_finalised,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -168,7 +168,9 @@ def _finalised(value: Any) -> Any:
     from markupsafe import Markup
 
     if isinstance(value, int | float):
-        raise InputError(f"the template writes the number {value!r} by itself: numbers go through a filter, as {{{{ x | n }}}}")
+        raise InputError(
+            f"the template writes the number {value!r} by itself: numbers go through a filter, as {{{{ x | n }}}}"
+        )
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

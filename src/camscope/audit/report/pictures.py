@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from camscope.audit.report.gallery import Case
 
 LARGEST = 40_000  # bytes of a picture
+WHOLE = 12_000_000  # of all pictures of a page
 STRONGEST = 0.85  # opacity of a map where it is highest
 VEILED = 0.72  # of what the model was not shown
 Row = dict[str, Any]
@@ -53,12 +54,13 @@ def shots(
     """Each image is read once, whatever shelves it stands on."""
     wanted = sorted({frame.row for own in shelves.values() for frame in own})
     rows = _rows(run, wanted)
+    largest = _largest(sum(map(len, shelves.values())), len({row["method"] for own in rows.values() for row in own}))
     made: dict[tuple[int, str], Shot] = {}
     for number in wanted:
         photo, missing = _photo(run, rows.get(number, []), allow_pixels)
         for finding in dict.fromkeys(f.finding for own in shelves.values() for f in own if f.row == number):
             asked = [row for row in rows.get(number, []) if row["target"] == targets[finding]]
-            made[number, finding] = _shot(run, known[number], finding, asked, photo, missing, height)
+            made[number, finding] = _shot(run, known[number], finding, asked, photo, missing, height, largest)
     return {
         shelf: tuple(replace(made[frame.row, frame.finding], **_own(frame)) for frame in own)
         for shelf, own in shelves.items()
@@ -95,34 +97,42 @@ def _photo(run: Run, rows: Sequence[Row], allow_pixels: bool) -> tuple[Pixels | 
 
 
 def _shot(
-    run: Run, case: "Case", finding: str, rows: Sequence[Row], photo: Pixels | None, missing: str, height: int
+    run: Run,
+    case: "Case",
+    finding: str,
+    rows: Sequence[Row],
+    photo: Pixels | None,
+    missing: str,
+    height: int,
+    largest: int,
 ) -> Shot:
-    truth = {True: "it is there", False: "it is not there", None: "nobody said"}[case.truths.get(finding)]
+    truth = {True: "present", False: "absent", None: "without a label"}[case.truths.get(finding)]
     flat = photo is not None and photo.ndim == 3 and photo.shape[2] == 3
-    layers = tuple(_layer(run, row, photo, height) for row in rows)
+    layers = tuple(_layer(run, row, photo, height, largest) for row in rows)
     return Shot(
         id=case.id,
         finding=finding,
         truth=truth,
         odds=case.odds[finding],
         layers=layers or (Layer("", reason="it was not asked for"),),
-        photo=encoded(render.fitted(photo, height, 2 * height)) if photo is not None and flat else None,
+        photo=encoded(render.fitted(photo, height, 2 * height), largest) if photo is not None and flat else None,
         missing=missing,
     )
 
 
-def _layer(run: Run, row: Row, photo: Pixels | None, height: int) -> Layer:
+def _layer(run: Run, row: Row, photo: Pixels | None, height: int, largest: int) -> Layer:
     if row["heat"] is None:
         return Layer(row["method"], reason=row["error"] or "there is none")
     one = run.explanation(row, photo)
     flag = "" if one.flag is None else f"{one.flag}: {MEANING.get(one.status, '')}".rstrip(": ")
     alone = one.placement is not None and one.heat.ndim == 2 and photo is not None
     try:
-        picture = encoded(heat_of(one, height) if alone else thumbnail(one, photo, height))
+        picture = encoded(heat_of(one, height) if alone else thumbnail(one, photo, height), largest)
     except Exception as error:  # a row may say anything of its map
         return Layer(row["method"], reason=f"it cannot be drawn: {type(error).__name__}")
     words = "The map over the image" if alone or photo is not None else "The map on grey, without its image"
-    return Layer(row["method"], picture, whole=not alone, flag=flag, words=words)
+    signed = one.colormap == render.DIVERGING
+    return Layer(row["method"], picture, whole=not alone, signed=signed, flag=flag, words=words)
 
 
 def heat_of(one: Explanation, height: int) -> NDArray[np.uint8]:
@@ -147,11 +157,18 @@ def _scale(one: Explanation) -> render.Scale:
     return "robust" if one.grid == one.input_size else "max"
 
 
-def encoded(picture: NDArray[np.uint8]) -> str:
+def _largest(frames: int, methods: int) -> int:
+    """Bytes that a picture may have: a map and its image for each method of each frame."""
+    return min(LARGEST, WHOLE // max(1, 2 * frames * methods))
+
+
+def encoded(picture: NDArray[np.uint8], largest: int = LARGEST) -> str:
     """(h,w,3) or (h,w,4) as a data URI of so many bytes at most."""
     from PIL import Image
 
-    data = next((made for made in _tries(Image.fromarray(picture)) if len(made) <= LARGEST), b"")
+    for data in _tries(Image.fromarray(picture)):
+        if len(data) <= largest:
+            break
     return "data:image/webp;base64," + base64.b64encode(data).decode()
 
 

@@ -65,7 +65,7 @@ class Plot:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """matplotlib as it comes, whatever its user has set; MissingExtraError where it is not there."""
+    """Figures look as they come, whatever its user has set; MissingExtraError where it is not there."""
     try:
         import matplotlib
     except ImportError as error:
@@ -78,7 +78,7 @@ def drawing() -> Iterator[None]:
 
 def _inlined(svg: str, name: str, label: str) -> "Markup":
     """Without ids that nothing refers to, without styles, which the page forbids, and with fewer digits."""
-    from xml.etree import ElementTree  # noqa: S405 - of nothing but what matplotlib has just written
+    from xml.etree import ElementTree
 
     from markupsafe import Markup
 
@@ -102,7 +102,7 @@ def _inlined(svg: str, name: str, label: str) -> "Markup":
 
 def _numbered(text: Any, values: Sequence[str]) -> None:
     """Each number of a text becomes an element of its own, which knows its value."""
-    from xml.etree.ElementTree import SubElement  # noqa: S405 - makes, and reads nothing
+    from xml.etree.ElementTree import SubElement
 
     words, at, last = text.text or "", 0, None
     text.text = ""

@@ -117,11 +117,11 @@ def _agrees(value: float, text: str) -> bool:
     """Whether a text is the value, rounded."""
     plain = text.strip().replace(",", "").replace("−", "-")
     if plain.startswith("<"):
-        return value < float(plain[1:])
+        return bool(value < float(plain[1:]))
     if "e" in plain:
         return math.isclose(float(plain), value, rel_tol=0.06)
     decimals = len(plain.partition(".")[2])
-    return abs(float(plain) - value) <= 0.5 * 10**-decimals * (1 + 1e-9)
+    return bool(abs(float(plain) - value) <= 0.5 * 10**-decimals * (1 + 1e-9))
 
 
 def _leaves(node: Any) -> Iterator[Any]:

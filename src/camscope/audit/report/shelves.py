@@ -26,11 +26,15 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A map of an image. `picture`: a data URI, of the map alone; `whole`: with its image in it; `reason`: why there is none."""
+    """A map of an image. `picture`: a data URI, of the map alone; `whole`: with its image in it; `reason`: why there is none.
+
+    `signed`: with colours for and against, which need a pale image below.
+    """
 
     method: str
     picture: str | None = None
     whole: bool = False
+    signed: bool = False
     flag: str = ""
     reason: str = ""
     words: str = "The map"
