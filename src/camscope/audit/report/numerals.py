@@ -1,0 +1,94 @@
+"""Numerals: the only way a number comes into the report, as `<data value="0.8312…">0.83</data>`.
+
+The value is that of the summary, to its last digit; what is read is as much of it as its interval allows.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from camscope.audit.schema import Number
+from camscope.errors import InputError
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+SMALL = 0.001  # a p-value below says no more
+MOST = 4  # decimals
+
+
+def numeral(value: float | int | None, decimals: int | None = None) -> "Markup":
+    """A number of the summary. `decimals`: as many; else three significant digits. None: a dash."""
+    from markupsafe import Markup
+
+    if value is None:
+        return Markup('<span class="none">–</span>')
+    return Markup('<data value="{}">{}</data>').format(repr(value), written(value, decimals))
+
+
+def estimate(one: Number) -> "Markup":
+    """`0.83 [0.79, 0.87]`; without a value a dash."""
+    from markupsafe import Markup
+
+    if one.value is None:
+        return numeral(None)
+    decimals = decimals_of(one)
+    if one.low is None or one.high is None:
+        return numeral(one.value, decimals)
+    low, high = numeral(one.low, decimals), numeral(one.high, decimals)
+    return Markup('{} <span class="interval">[{}, {}]</span>').format(numeral(one.value, decimals), low, high)
+
+
+def chance(p: float | None) -> "Markup":
+    """A p-value."""
+    from markupsafe import Markup
+
+    if p is None or p >= SMALL:
+        return numeral(p, None if p is None else 3)
+    return Markup('<data value="{}">&lt; 0.001</data>').format(repr(p))
+
+
+def decimals_of(one: Number) -> int | None:
+    """So many that two digits of the interval's width are seen; None where there is no interval."""
+    if one.low is None or one.high is None or one.high <= one.low:
+        return None
+    return max(0, min(MOST, 1 - math.floor(math.log10(one.high - one.low))))
+
+
+def written(value: float | int, decimals: int | None = None) -> str:
+    """As a reader wants it: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
+    if isinstance(value, bool) or not math.isfinite(value):
+        raise InputError(f"{value!r} is no number of a report")
+    if isinstance(value, int):
+        text = f"{value:,}"
+    elif decimals is not None:
+        text = f"{value:,.{decimals}f}"
+    elif value == 0 or abs(value) >= 1e-4:
+        places = 2 - math.floor(math.log10(abs(value))) if value else 0
+        text = f"{value:,.{max(0, places)}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    else:
+        text = f"{value:.2g}"
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def counted(plain: Mapping[str, Any], path: str, **known: str | Sequence[str]) -> "Markup":
+    """How many items a list of the summary has; of those with these fields: `counted("verdicts", speaks="against")`.
+
+    Of several that a field may have, a list of them.
+    """
+    from markupsafe import Markup
+
+    asked = json.dumps([path, known], sort_keys=True)
+    found = number_of(plain, path, known)
+    return Markup('<data value="{}" data-counts="{}">{}</data>').format(found, asked, written(found))
+
+
+def number_of(plain: Mapping[str, Any], path: str, known: Mapping[str, str | Sequence[str]]) -> int:
+    """The items of the list at a path as `check.levels` whose fields are these."""
+    found: Any = plain
+    for name in path.split("."):
+        found = found[name]
+    options = {name: [value] if isinstance(value, str) else value for name, value in known.items()}
+    return sum(not options or all(one[name] in some for name, some in options.items()) for one in found)

@@ -1,0 +1,198 @@
+"""Page: the report of an audit, one file of HTML that needs nothing else and works without scripts."""
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from camscope.audit.report.figures import figures
+from camscope.audit.report.limits import LIMITS
+from camscope.audit.report.numerals import chance, counted, estimate, numeral
+from camscope.audit.report.shelves import KINDS, Pictures
+from camscope.audit.report.words import MARGINS, QUANTITY, SPEAKS, clean
+from camscope.audit.schema import Stage, Summary, Verdict, plain
+from camscope.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    import jinja2
+
+SITES = ("site", "hospital", "centre", "center", "institution", "clinic")
+HEADINGS: Mapping[str, str] = {
+    "against": "What speaks against the model",
+    "for": "What speaks for the model",
+    "neither": "What speaks neither way",
+    "untested": "What could not be tested",
+}
+NOTHING: Mapping[str, str] = {
+    "against": "Nothing that was tested speaks against the model. This is not proof of its soundness.",
+    "for": "Nothing that was tested speaks for the model.",
+    "neither": "No answer speaks neither way.",
+    "untested": "Every question had an answer.",
+}
+TOLD = ["supported", "not supported"]
+TALLIES: Mapping[str, Mapping[str, str | list[str]]] = {
+    "against": {"speaks": "against", "word": TOLD},
+    "for": {"speaks": "for", "word": TOLD},
+    "neither": {"speaks": "neither", "word": TOLD},
+    "untested": {"word": "not testable"},
+}
+TALLY_WORDS: Mapping[str, str] = {
+    "against": "against the model",
+    "for": "for the model",
+    "neither": "neither way",
+    "untested": "not testable",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """`id`: of its template and its anchor; `number`: as it is printed."""
+
+    id: str
+    number: str
+    title: str
+
+
+SECTIONS = tuple(
+    Section(name, str(n), title)
+    for n, (name, title) in enumerate(
+        {
+            "scope": "Scope and intended use",
+            "data": "Data",
+            "performance": "Performance",
+            "methods": "Methods",
+            "localisation": "Localisation",
+            "faithfulness": "Faithfulness",
+            "sanity": "Sanity",
+            "robustness": "Robustness",
+            "shortcut": "Shortcut tests",
+            "clusters": "Ways of looking",
+            "galleries": "Galleries",
+            "missing": "Deviations and missing tests",
+            "provenance": "Provenance",
+            "limits": "Glossary and limits",
+            "norms": "Reporting norms",
+        }.items(),
+        start=1,
+    )
+)
+
+
+def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping[str, Any] | None = None) -> str:
+    """The report. Every number in it is one of the summary, of the pictures' own (`Pictures.plain`), or of the provenance."""
+    engine = environment()
+    from markupsafe import Markup
+
+    with_numbers, groups = plain(summary), grouped(summary.verdicts)
+    engine.globals |= {
+        "kind_of": kind_of,
+        "counted": partial(_counted, with_numbers),
+        "digest_of": _digest,
+        "quantity": QUANTITY,
+        "speaks": SPEAKS,
+        "anchors": {one.id: one.id for one in SECTIONS},
+    }
+    html: str = engine.get_template("page.html").render(
+        summary=summary,
+        sections=SECTIONS,
+        titles={one.id: one.title for one in SECTIONS} | {"front": "Verdicts"},
+        groups=groups,
+        headings=HEADINGS,
+        nothing=NOTHING,
+        tallies=TALLIES,
+        tally_words=TALLY_WORDS,
+        by_section={one.id: _in_order([v for v in summary.verdicts if v.section == one.id]) for one in SECTIONS},
+        site=_site(summary),
+        drawn=figures(summary),
+        shelves=pictures.shelves if pictures else (),
+        kinds=KINDS,
+        skipped=skipped(summary),
+        limits=[*LIMITS, *(one for one in summary.limits if one not in LIMITS)],
+        margins=MARGINS,
+        norms=list(csv.DictReader(io.StringIO(norms_csv()))),
+        norms_csv=norms_csv(),
+        provenance=provenance or {},
+        style=Markup(_own("page.css")),  # noqa: S704 - the package's own file
+        script=Markup(_own("page.js")),  # noqa: S704 - the package's own file
+    )
+    return html
+
+
+def kind_of(verdict: Verdict) -> str:
+    """Whether it speaks for or against the model, neither, or was not testable."""
+    return "untested" if verdict.word == "not testable" else verdict.speaks
+
+
+def grouped(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """What speaks against the model, then for it, neither way, and what was not testable; each in the order it came."""
+    return {kind: [one for one in verdicts if kind_of(one) == kind] for kind in HEADINGS}
+
+
+def skipped(summary: Summary) -> dict[str, Stage]:
+    """The stages that were not tested, by their names."""
+    names = ("check", "resolve", "predict", "explain", "localise", "faithfulness", "sanity", "robustness", "shortcut")
+    stages: dict[str, Stage] = {name: getattr(summary, name) for name in names}
+    return {name: stage for name, stage in stages.items() if not stage.tested}
+
+
+def norms_csv() -> str:
+    """Which part of an audit helps to answer which item of which norm, as a table for spreadsheets."""
+    return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
+
+
+def environment() -> "jinja2.Environment":
+    """The templates' engine: everything is escaped, and a number that did not come through a filter is an error."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtraError("jinja2", "audit") from error
+    engine = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.FunctionLoader(_own),
+        finalize=_finalised,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    engine.filters |= {"n": numeral, "estimate": estimate, "p": chance}
+    engine.globals["none"] = None
+    return engine
+
+
+def _finalised(value: Any) -> Any:
+    from markupsafe import Markup
+
+    if isinstance(value, int | float):
+        raise InputError(
+            f"the template writes the number {value!r} by itself: numbers go through a filter, as {{{{ x | n }}}}"
+        )
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _counted(with_numbers: Mapping[str, Any], path: str, **known: str | list[str]) -> Any:
+    return counted(with_numbers, path, **known)
+
+
+def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    order = list(HEADINGS)
+    return sorted(verdicts, key=lambda one: order.index(kind_of(one)))
+
+
+def _site(summary: Summary) -> str | None:
+    """The column that says where images are from."""
+    return next((one.column for one in summary.check.levels if one.column.lower() in SITES), None)
+
+
+def _own(name: str) -> str:
+    """A file of the package."""
+    return resources.files("camscope.audit.report").joinpath("templates", *name.split("/")).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    """As a content security policy names a text that may stand in the page."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,99 @@
+"""Shelves: the pictures of a report, and all that is said of them; what is said is also JSON, so that it can be checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a shelf is called, and what is on it."""
+
+    title: str
+    words: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "random": Kind("Drawn by the seed", "Of all images that have an answer, in the order in which they were drawn."),
+    "missed": Kind("Missed", "Images with the finding that the model denies most firmly."),
+    "alarms": Kind("False alarms", "Images without the finding that the model is most sure of."),
+    "borderline": Kind("On the border", "Images of which the model is least sure."),
+    "clearest": Kind("Clearest", "Images with the finding that the model is most sure of, to compare."),
+    "reading": Kind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
+    "prototypes": Kind("Prototypes", "The most typical images of each group of maps."),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A map of an image. `picture`: a data URI, of the map alone; `whole`: with its image in it; `reason`: why there is none.
+
+    `signed`: with colours for and against, which need a pale image below.
+    """
+
+    method: str
+    picture: str | None = None
+    whole: bool = False
+    signed: bool = False
+    flag: str = ""
+    reason: str = ""
+    words: str = "The map"
+
+
+@dataclass(frozen=True)
+class Shot:
+    """An image with its maps. `photo`: a data URI; `missing`: why it is not shown; `odds`: what the model says.
+
+    `cluster`: the group that it is typical of, by the maps of the method `grouped_by`.
+    """
+
+    id: str
+    finding: str
+    truth: str
+    odds: float | None
+    layers: tuple[Layer, ...]
+    photo: str | None = None
+    missing: str = ""
+    why: str = ""
+    cluster: int | None = None
+    grouped_by: str = ""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Images of one kind."""
+
+    kind: str
+    finding: str
+    shots: tuple[Shot, ...]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """All shelves of a report."""
+
+    shelves: tuple[Shelf, ...]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What is said of the pictures, without them, for `gallery.json`."""
+        return {
+            "shelves": [
+                {"kind": shelf.kind, "finding": shelf.finding, "shots": [_said(one) for one in shelf.shots]}
+                for shelf in self.shelves
+            ]
+        }
+
+
+def _said(one: Shot) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "finding": one.finding,
+        "truth": one.truth,
+        "odds": one.odds,
+        "why": one.why,
+        "cluster": one.cluster,
+        "grouped_by": one.grouped_by,
+        "missing": one.missing,
+        "maps": [{"method": each.method, "flag": each.flag, "reason": each.reason} for each in one.layers],
+    }

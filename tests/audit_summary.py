@@ -1,0 +1,484 @@
+"""A summary of an audit as it could be: two findings, two methods, a token that the model relies on, one stage skipped."""
+
+from camscope.audit.schema import (
+    Answers,
+    Bin,
+    Blanked,
+    Check,
+    Cluster,
+    Count,
+    Explain,
+    Found,
+    Intervention,
+    Leak,
+    Level,
+    Line,
+    Maps,
+    Mass,
+    Measured,
+    Number,
+    Predict,
+    Randomised,
+    Reading,
+    Resolve,
+    Sanity,
+    Shortcut,
+    Similarity,
+    Stability,
+    Step,
+    Strategies,
+    Summary,
+    Tool,
+    Verdict,
+)
+
+FINDINGS = ("nodule", "effusion")
+CAM, PIXELS = "gradcam", "integratedgradients"
+CONTROLS = ("edges", "centre", "random")
+MARGINS = {"effect": 0.1, "auroc": 0.05, "useful": 0.7, "blanked": 0.7, "enrichment": 1.5, "mass": 0.05, "robust": 0.5}
+SKIPPED = "the config skips it"
+
+
+def num(value, spread=None, n=312, groups=187, baseline=None, name="", p=None, reason="", undefined=0):
+    """A number with an interval of so much to each side."""
+    low, high = (None, None) if spread is None else (round(value - spread, 6), round(value + spread, 6))
+    return Number(
+        value=value, low=low, high=high, n=n, groups=groups, baseline=baseline, baseline_name=name, p=p, reason=reason,
+        undefined=undefined,
+    )  # fmt: skip
+
+
+def levels(values, margin):
+    made = []
+    for (column, level), (value, difference, word) in values.items():
+        made.append(
+            Level(
+                column=column, level=level, value=num(value, 0.0417, n=96, groups=61),
+                difference=num(difference, 0.0329, n=312, groups=187, p=0.0004 if word == "different" else 0.412),
+                word=word, margin=margin,
+            )
+        )  # fmt: skip
+    return tuple(made)
+
+
+def answers(finding, auroc):
+    bins = [(0.04, 0.03, 96), (0.17, 0.12, 41), (0.36, 0.31, 22), (0.55, 0.62, 31), (0.78, 0.83, 52), (0.95, 0.93, 70)]
+    values = {
+        ("site", "A"): (auroc - 0.071, -0.0832, "different"),
+        ("site", "B"): (auroc + 0.012, 0.0832, "different"),
+        ("sex", "female"): (auroc - 0.004, -0.0061, "equivalent"),
+        ("sex", "male"): (auroc + 0.003, 0.0061, "equivalent"),
+        ("age", "60 and more"): (auroc - 0.019, -0.0274, "undecided"),
+    }
+    return Answers(
+        finding=finding, positives=148, negatives=164, spread=2.31482917,
+        auroc=num(auroc, 0.0213649, baseline=0.5, name="chance", p=0.0002),
+        average_precision=num(auroc - 0.0134921, 0.0294, baseline=0.474359, name="prevalence"),
+        brier=num(0.0913847, 0.0142, baseline=0.249342, name="the prevalence for all"),
+        calibration_error=num(0.0427193, 0.0183, baseline=0.0, name="perfect"),
+        slope=0.913847, intercept=-0.084712,
+        bins=tuple(Bin(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n=n) for p, o, n in bins),
+        levels=levels(values, MARGINS["auroc"]),
+    )  # fmt: skip
+
+
+def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
+    made = []
+    best = (max if better == "more" else min)((one for one in values if one in CONTROLS), key=values.__getitem__)
+    for method, value in values.items():
+        control = method in CONTROLS
+        made.append(
+            Line(
+                metric=metric, method=method, layer=None if control or method == PIXELS else layer or "layer4",
+                finding=finding, control=control, better=better, fill=fill,
+                value=num(value, 0.061 * abs(value) + 0.008, n=n, groups=93, baseline=values[best], name=best),
+                over=None if control else num(abs(value - values[best]), 0.0714, n=n, groups=93, baseline=0.0, name="no difference", p=0.0031),
+            )
+        )  # fmt: skip
+    return made
+
+
+def localise(findings):
+    found = []
+    for finding in findings:
+        found += lines(
+            "energy-inside", finding, {CAM: 0.4128, PIXELS: 0.2871, "edges": 0.0912, "centre": 0.1033, "random": 0.0614}
+        )
+        found += lines(
+            "enrichment", finding, {CAM: 5.8213, PIXELS: 3.9127, "edges": 1.2914, "centre": 1.4482, "random": 1.0021}
+        )
+        found += lines(
+            "pointing-game", finding, {CAM: 0.7162, PIXELS: 0.4459, "edges": 0.1284, "centre": 0.1081, "random": 0.0541}
+        )
+        found += lines(
+            "peak-distance",
+            finding,
+            {CAM: 9.13, PIXELS: 14.72, "edges": 31.2, "centre": 27.9, "random": 39.4},
+            better="less",
+        )
+    values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
+    return Measured(images=148, lines=tuple(found), levels=levels(values, MARGINS["mass"]))
+
+
+def faithfulness(findings):
+    found = []
+    for finding in findings:
+        for fill, less in (("mean", 0.0), ("blur", 0.07)):
+            for metric, better, add in (("lerf-morf-gap", "more", 0.0), ("deletion", "less", -0.31)):
+                values = {CAM: 0.5142 - less + add, PIXELS: 0.6118 - less + add, "edges": 0.31 + add, "random": 0.0087}
+                found += lines(metric, finding, values, better=better, fill=fill, n=48)
+    return Measured(images=48, lines=tuple(found))
+
+
+def sanity():
+    steps = ("fc", "layer4.0.conv2", "layer3.0.conv1", "layer2.0.conv1", "conv1")
+    made = []
+    for method, curve, passes in (
+        (CAM, (0.71, 0.42, 0.28, 0.19, 0.1718), True),
+        (PIXELS, (0.83, 0.61, 0.44, 0.37, 0.3312), True),
+        ("edges", (1.0, 1.0, 1.0, 1.0, 1.0), False),
+    ):
+        similar = [
+            Similarity(
+                name=name, curve=tuple(round(one * weight, 5) for one in curve), low=0.1124, null=0.2871, high=0.4418,
+                passes=passes, reason="",
+            )
+            for name, weight in (("spearman", 1.0), ("ssim", 0.93))
+        ]  # fmt: skip
+        made.append(
+            Randomised(
+                method=method, finding=FINDINGS[0], steps=steps, seeds=(0, 1, 2), similarities=tuple(similar), passes=passes,
+                reason="", control=method == "edges",
+            )
+        )  # fmt: skip
+    return Sanity(images=12, tests=tuple(made))
+
+
+def masses(findings):
+    made = []
+    for finding in findings:
+        for method, stride in ((CAM, 8.0), (PIXELS, 1.0)):
+            for region, share, area, diameter in (
+                ("the finding", 0.4128, 0.071, 19.4),
+                ("outside the organ", 0.1914, 0.5213, 94.1),
+                ("the frame", 0.0512, 0.1172, 43.2),
+                ("marker", 0.0913 if method == PIXELS else 0.0121, 0.0078, 5.3),
+            ):
+                made.append(
+                    Mass(
+                        region=region, method=method, finding=finding,
+                        share=num(share, share * 0.12, n=141, groups=88, baseline=area * 0.94, name="maps of other patients"),
+                        enrichment=num(
+                            share / area, share / area * 0.14, n=141, groups=88, baseline=0.94, name="maps of other patients"
+                        ),
+                        confounder_sensitivity=num(min(1.0, share * 2.1), 0.06, n=141, groups=88, baseline=0.1, name="chance"),
+                        resolved=diameter >= stride, diameter=diameter, stride=stride,
+                        reason="" if diameter >= stride else "below the resolution of the maps",
+                    )
+                )  # fmt: skip
+    return made
+
+
+def interventions(findings):
+    made = []
+    for finding in findings:
+        for region, remove, insert in (
+            ("the finding", -0.9714, None),
+            ("marker", -0.8412, 1.0831),
+            ("the frame", -0.0213, None),
+        ):
+            for fill, less in (("mean", 1.0), ("blur", 0.87)):
+                effect = num(remove * less, 0.0931, n=141, groups=88, baseline=0.0, name="no effect", p=0.0002)
+                made.append(Intervention(region=region, finding=finding, kind="remove", fill=fill, effect=effect))
+            if insert is not None:
+                effect = num(insert, 0.1241, n=164, groups=99, baseline=0.0, name="no effect", p=0.0002)
+                made.append(Intervention(region=region, finding=finding, kind="insert", fill=None, effect=effect))
+    return made
+
+
+def shortcut(findings, ids):
+    trials = [Stability(k=k, stability=s, null=n, separation=0.31 - 0.03 * k) for k, s, n in
+              ((2, 0.9412, 0.6113), (3, 0.7218, 0.5914), (4, 0.6033, 0.5527), (5, 0.5511, 0.5402))]  # fmt: skip
+    clusters = (
+        Cluster(number=1, images=87, prototypes=tuple(ids[:3]), mass={"marker": 0.2113, "the finding": 0.1127}, columns=("site: A",)),
+        Cluster(number=2, images=61, prototypes=tuple(ids[3:6]), mass={"marker": 0.0124, "the finding": 0.5218}, columns=("site: B",)),
+    )  # fmt: skip
+    return Shortcut(
+        regions={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
+        missing=(Step(name="marker", rows=171, reason="its mask is empty"),
+                 Step(name="the frame", rows=7, reason="the border is not of one grey")),
+        masses=tuple(masses(findings)),
+        interventions=tuple(interventions(findings)),
+        blanked=tuple(
+            Blanked(region="the organ", finding=finding, kind=kind, fill=fill,
+                    auroc=num(value - less, 0.0331, baseline=0.5, name="chance"))
+            for finding in findings
+            for kind, value in (("blank", 0.9127), ("keep only", 0.7218))
+            for fill, less in (("mean", 0.0), ("blur", 0.0213))
+        ),
+        leaks=(
+            Leak(column="site", auroc=num(0.9317, 0.0241, baseline=0.5, name="chance"), null_high=0.5613),
+            Leak(column="sex", auroc=num(0.5714, 0.0518, baseline=0.5, name="chance"), null_high=0.5702),
+        ),
+        strategies=(
+            Strategies(finding=findings[0], method=CAM, claimed=2, maps=148, left_out=3,
+                       eigenvalues=(0.0, 0.0312, 0.2914, 0.3518, 0.4127, 0.4713, 0.5214, 0.5518), trials=tuple(trials),
+                       clusters=clusters),
+            Strategies(finding=findings[-1], method=CAM, claimed=1, maps=18, left_out=0, reason="fewer than 20 maps"),
+        ),
+        reading=tuple(
+            Reading(id=one, finding=findings[0], why=why)
+            for one, why in zip(ids[:3], ("missed, and the map lies on the marker", "a twin of it is in the other split",
+                                          "inserting the marker turns the answer"), strict=False)
+        ),
+    )  # fmt: skip
+
+
+def verdict(
+    question,
+    claim,
+    finding,
+    word,
+    speaks,
+    effect,
+    margin,
+    section,
+    subject="",
+    reason="",
+    rule="the interval beyond the margin",
+):
+    return Verdict(
+        question=question, claim=claim, finding=finding, subject=subject, word=word, speaks=speaks, effect=effect,
+        margin=margin, rule=rule, reason=reason, section=section,
+    )  # fmt: skip
+
+
+def verdicts(findings):
+    made = []
+    for finding in findings:
+        add = made.append
+        add(
+            verdict(
+                "performance",
+                f"The model tells images with {finding} from those without.",
+                finding,
+                "supported",
+                "for",
+                num(0.9412, 0.0213649, baseline=0.5, name="chance"),
+                0.7,
+                "performance",
+            )
+        )
+        add(
+            verdict(
+                "performance by subgroup",
+                "It does so equally well whatever the site.",
+                finding,
+                "not supported",
+                "against",
+                num(-0.0832, 0.0329),
+                0.05,
+                "performance",
+                "site",
+                "A differs from the others by more than the margin",
+            )
+        )
+        add(
+            verdict(
+                "evidence",
+                f"The answer depends on the pixels of {finding} itself.",
+                finding,
+                "supported",
+                "for",
+                num(-0.9714, 0.0931, n=141, groups=88, baseline=0.0, name="no effect"),
+                0.1,
+                "shortcut",
+                "the finding",
+            )
+        )
+        add(
+            verdict(
+                "shortcut",
+                f"The answer for {finding} relies on the region marker.",
+                finding,
+                "supported",
+                "against",
+                num(1.0831, 0.1241, n=164, groups=99, baseline=0.0, name="no effect"),
+                0.1,
+                "shortcut",
+                "marker",
+            )
+        )
+        add(
+            verdict(
+                "blanked organ",
+                f"The model still answers for {finding} when the organ is blanked.",
+                finding,
+                "supported",
+                "against",
+                num(0.8914, 0.0331, baseline=0.5, name="chance"),
+                0.7,
+                "shortcut",
+                "the organ",
+            )
+        )
+        add(
+            verdict(
+                "localisation",
+                f"The maps of {CAM} lie on {finding}.",
+                finding,
+                "supported",
+                "for",
+                num(5.8213, 0.363, n=148, groups=93, baseline=1.4482, name="centre"),
+                1.5,
+                "localisation",
+                CAM,
+            )
+        )
+        add(
+            verdict(
+                "where the maps lie",
+                f"The maps of {CAM} for {finding} lie on the region marker.",
+                finding,
+                "not testable",
+                "neither",
+                num(1.5513, 0.217, n=141, groups=88, baseline=0.94, name="maps of other patients"),
+                1.5,
+                "shortcut",
+                f"marker · {CAM}",
+                "the region marker is below the resolution of the maps: what a map does not show says nothing of it",
+            )
+        )
+        add(
+            verdict(
+                "faithfulness",
+                f"The maps of {CAM} show what the answer for {finding} depends on.",
+                finding,
+                "not testable",
+                "neither",
+                num(0.0712, 0.0914, n=48, groups=37, baseline=0.0, name="no difference"),
+                0.0,
+                "faithfulness",
+                CAM,
+                "the interval holds the margin: more images are needed to tell",
+            )
+        )
+        add(
+            verdict(
+                "robustness",
+                "The maps stay where they are under changes that do not matter.",
+                finding,
+                "not testable",
+                "neither",
+                Number(reason="there is nothing to test it with"),
+                None,
+                "robustness",
+                "",
+                SKIPPED,
+            )
+        )
+    add(verdict("sanity", f"The maps of {CAM} depend on what the model has learnt.", findings[0], "supported", "for",
+                num(0.1718, n=12, groups=12, baseline=0.4418, name="maps of different images",
+                    reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip
+    add(verdict("leak", "The site can be read off the model's features.", findings[0], "supported", "neither",
+                num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.5613, "shortcut", "site"))  # fmt: skip
+    add(verdict("strategies", f"The maps of {CAM} for {findings[0]} fall into several ways of looking.", findings[0], "supported",
+                "neither", num(0.9412, n=148, groups=148, baseline=0.6113, name="one way of looking"), None, "clusters", CAM))  # fmt: skip
+    return tuple(made)
+
+
+IDS = tuple(f"case {n:03d}" for n in range(12))
+
+
+def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, ids=IDS, **changed):
+    """The audit of a model that relies on a marker; robustness was skipped."""
+    made = Summary(
+        camscope="0.9.0",
+        title=title,
+        question="Does the classifier use the finding, or something that travels with it, in adults at two hospitals?",
+        config="9f2c41d7a0b35e68c1f4927d5b60e3a8",
+        data="41e07bd2935c86fa0d7e12c4b89f3560",
+        seed=7,
+        replicates=2000,
+        margins=MARGINS,
+        fills=("mean", "blur"),
+        profile="research",
+        check=Check(
+            flow=(
+                Step(name="rows of the manifest", rows=1214),
+                Step(name="rows of the audited split", rows=318, reason="split is test"),
+                Step(name="rows audited", rows=312, reason="at most so many, drawn by the seed"),
+            ),
+            patients=187,
+            grouped=True,
+            found=(
+                Found(code="patient-in-splits", severity="error", message="4 patients are in several splits", count=9, ids=ids[:4]),
+                Found(code="twins", severity="warning", message="the same pixels under two names", count=2, ids=ids[4:6]),
+            ),
+            mix={"modality": {"DX": 241, "CR": 71}, "photometric": {"MONOCHROME2": 298, "MONOCHROME1": 14}},
+            levels=tuple(
+                Count(column=column, level=level, rows=rows, patients=patients, positives=dict.fromkeys(findings, positives))
+                for column, level, rows, patients, positives in (
+                    ("site", "A", 171, 102, 118), ("site", "B", 141, 85, 30), ("sex", "female", 150, 91, 70),
+                    ("sex", "male", 162, 96, 78), ("age", "60 and more", 96, 61, 52),
+                )
+            ),
+        ),
+        resolve=Resolve(
+            model="resnet.py:build", digest="c0ffee5a7d31b294", parameters=11176512, classes=4,
+            categories=("no finding", "nodule", "effusion", "pneumothorax"), findings=findings, input_size=(128, 128),
+            preprocess="resize to 128 x 128, mean 0.55, std 0.2", outputs="softmax",
+            tools=(
+                Tool(method=CAM, title=CAM, layer="layer4", grid=(16, 16), stride=(8.0, 8.0), settings={"relu": "True"},
+                     paper="Selvaraju et al. 2017", millimetres=12.4),
+                Tool(method=PIXELS, title=PIXELS, layer=None, grid=(128, 128), stride=(1.0, 1.0),
+                     settings={"steps": "32", "baseline": "black"}, paper="Sundararajan et al. 2017"),
+            ),
+            passes=48211,
+        ),
+        predict=Predict(findings=tuple(answers(one, auroc) for one, auroc in zip(findings, (0.9412371, 0.8874103), strict=False))),
+        explain=Explain(
+            maps=tuple(Maps(method=m, finding=f, maps=310, failures=2, statuses={"ok": 303, "no_positive_evidence": 7})
+                       for m in (CAM, PIXELS) for f in findings),
+            failures=(Step(name="no map", rows=2, reason="the file is cut off"),),
+        ),
+        localise=localise(findings),
+        faithfulness=faithfulness(findings),
+        sanity=sanity(),
+        robustness=Measured(tested=False, reason=SKIPPED),
+        shortcut=shortcut(findings, ids),
+        verdicts=verdicts(findings),
+        warnings=(
+            "4 patients are in several splits: performance is too good.",
+            "The marker travels with the finding: site A has 118 of 148 positives.",
+            "The cells of gradcam are 12.4 mm wide: the marker is below its resolution.",
+            "Robustness was not tested.",
+            "2 images have no map.",
+            "14 images are MONOCHROME1 and were inverted.",
+        ),
+        limits=("The maps of gradcam have cells of 12.4 mm: nothing smaller can be told from its surroundings.",),
+    )  # fmt: skip
+    return made.model_copy(update=changed)
+
+
+def nothing():
+    """An audit in which everything was skipped."""
+    no = {"tested": False, "reason": SKIPPED}
+    return full(
+        check=Check(**no), resolve=Resolve(**no), predict=Predict(**no), explain=Explain(**no), localise=Measured(**no),
+        faithfulness=Measured(**no), sanity=Sanity(**no), robustness=Measured(**no), shortcut=Shortcut(**no), verdicts=(),
+        warnings=(), limits=(), question="",
+    )  # fmt: skip
+
+
+PROVENANCE = {
+    "camscope": {"version": "0.9.0", "commit": "8d1f6b2"},
+    "command": "camscope audit run audit.toml",
+    "started": "2025-03-01T09:00:00Z",
+    "ended": "2025-03-01T09:08:41Z",
+    "host": {"system": "Linux", "cpus": 2, "gpu": None, "deterministic": True},
+    "versions": {"python": "3.12.4", "torch": "2.6.0", "numpy": "2.1.0"},
+    "model": {"digest": "c0ffee5a7d31b294", "parameters": 11176512, "missing keys": []},
+    "seeds": {"sample": 7, "bootstrap": 7},
+    "files": ["summary.json", "metrics.parquet"],
+}
