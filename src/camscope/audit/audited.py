@@ -12,6 +12,7 @@ from camscope.audit import provenance, writing
 from camscope.audit.config import Config
 from camscope.audit.running import PLAN, Telling, as_json, folder_of, stages, summarised
 from camscope.audit.schema import Summary, Verdict
+from camscope.audit.stages.report import report
 from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
@@ -41,15 +42,9 @@ def run(
     writing.write_metrics(subject)
     writing.write_failures(subject)
     write_bytes(subject.folder / writing.SUMMARY, as_json(summary.model_dump(mode="json")))
-    _report(subject, summary)
+    report(subject, summary, provenance.facts(subject))
     provenance.write(subject)
     return AuditRun(subject.folder)
-
-
-def _report(subject: Subject, summary: Summary) -> None:
-    from camscope.audit.report import write_report
-
-    write_report(subject, summary)
 
 
 class AuditRun:

@@ -81,23 +81,36 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def write(subject: Subject) -> dict[str, Any]:
     """`provenance.json`: after all other outputs, whose digests it holds."""
-    said, config = events(subject.folder), subject.config
-    facts = identity(subject)
-    made: dict[str, Any] = {
+    said = events(subject.folder)
+    made = facts(subject) | {
+        "started": said[0]["time"] if said else None,
+        "ended": said[-1]["time"] if said else None,
+        "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
+        "rows": rows(subject),
+        "outputs": outputs(subject.folder),
+    }
+    made["seal"] = seal(made)
+    write_bytes(subject.folder / FILE, (json.dumps(made, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
+    return made
+
+
+def facts(subject: Subject) -> dict[str, Any]:
+    """What an audit is made of, the same for every start of it on one machine."""
+    config, known = subject.config, identity(subject)
+    return {
         "schema_version": "camscope/audit-provenance/1",
         "camscope": __version__,
-        "code": facts["code"],
+        "code": known["code"],
         "config": _discreet(subject),
-        "config_digest": facts["config"],
+        "config_digest": known["config"],
         "declared_before_looking": True,
-        "data": {"digest": facts["data"], "rows": len(subject.rows), "manifest": digest_of_input(config.data.manifest)},
+        "data": {"digest": known["data"], "rows": len(subject.rows), "manifest": digest_of_input(config.data.manifest)},
         "model": {
-            "digest": facts["model"],
+            "digest": known["model"],
             "weights": digest_of_input(config.model.weights),
             "code": digest_of_input(config.model.source.rpartition(":")[0]),
             "parameters": sum(one.numel() for one in subject.model.parameters()),
         },
-        "rows": rows(subject),
         "seeds": {"audit": config.seed, "replicates": config.replicates},
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "machine": {
@@ -109,14 +122,7 @@ def write(subject: Subject) -> dict[str, Any]:
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         },
         "command": " ".join(["camscope", *sys.argv[1:2]]) if not subject.private else "camscope audit",
-        "started": said[0]["time"] if said else None,
-        "ended": said[-1]["time"] if said else None,
-        "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
-        "outputs": outputs(subject.folder),
     }
-    made["seal"] = seal(made)
-    write_bytes(subject.folder / FILE, (json.dumps(made, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
-    return made
 
 
 def seal(made: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from camscope.measure import Measures
 if TYPE_CHECKING:
     import pyarrow as pa
 
-METRICS, FAILURES, SUMMARY, REPORT = "metrics.parquet", "failures.csv", "summary.json", "report.html"
+METRICS, FAILURES, SUMMARY = "metrics.parquet", "failures.csv", "summary.json"
+REPORT, GALLERY = "report.html", "gallery.json"
 VALUES = {"localise": "localise", "faithfulness": "faithfulness/values", "robustness": "robustness/values"}
 LONG = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
 
@@ -33,6 +34,7 @@ def emptied(folder: Path) -> None:
         FAILURES,
         SUMMARY,
         REPORT,
+        GALLERY,
         "provenance.json",
         "log.jsonl",
     ):

@@ -31,7 +31,9 @@ def shortcut(subject: Subject) -> Shortcut:
     interventions = [found for one in tried for found in one.interventions()]
     blanked = [found for one in tried for found in one.blanked()]
     _write(subject, tried)
-    strategies = [ways(subject, tool, finding, seen) for finding in subject.findings[:1] for tool in subject.tools]
+    strategies = [
+        ways(subject, tool, finding, seen, answered) for finding in subject.findings[:1] for tool in subject.tools
+    ]
     return Shortcut(
         regions={name: len(seen.with_region(name)) for name in seen.names},
         markers=tuple(name for name in seen.names if name in config.regions.columns or name == FINDING),
