@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
 from camscope.audit.config import Config
-from camscope.audit.running import PLAN, Telling, as_json, folder_of, stages, summarised
+from camscope.audit.running import PLAN, Foreseeing, Telling, as_json, folder_of, stages, summarised
 from camscope.audit.schema import Summary, Verdict
 from camscope.audit.stages.report import report
 from camscope.audit.subject import Subject
@@ -29,15 +29,17 @@ def run(
     *,
     overwrite: bool = False,
     told: Telling | None = None,
+    foreseen: Foreseeing | None = None,
 ) -> "AuditRun":
     """Audit a model: check, resolve, predict, explain, localise, faithfulness, sanity, robustness, shortcut, report.
 
     `config`: a Config, its tables as dicts, or the TOML file that `camscope audit init` writes. Killed at any instant and
     started again it goes on where it was, and ends in the same bytes; a folder that holds another audit is an OutputError,
-    unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much.
+    unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much; `foreseen`: once, with the
+    seconds that each stage will take, about.
     """
     subject = Subject(Config.of(config), folder_of(output))
-    made = stages(subject, told or (lambda stage, done, total: None), overwrite=overwrite)
+    made = stages(subject, told or (lambda stage, done, total: None), overwrite=overwrite, foreseen=foreseen)
     summary = summarised(subject, made)
     writing.write_metrics(subject)
     writing.write_failures(subject)

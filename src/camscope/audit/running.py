@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
+from camscope.audit.estimating import estimated
 from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
 from camscope.audit.stages.check import check
 from camscope.audit.stages.explain import explain
@@ -26,7 +27,9 @@ from camscope.errors import OutputError
 from camscope.files import write_bytes
 
 PLAN, STAGES = "audit.json", "stages"
+FORESEEN_AFTER = "resolve"  # which has tried the model and the methods
 Telling = Callable[[str, int, int], None]  # a stage, and how much of it is done, of how much
+Foreseeing = Callable[[Mapping[str, float]], None]  # stage -> seconds that it will take, about
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,15 @@ JOBS: dict[str, Job] = {
 }
 
 
-def stages(subject: Subject, told: Telling, *, overwrite: bool) -> dict[str, Stage]:
+def stages(subject: Subject, told: Telling, *, overwrite: bool, foreseen: Foreseeing | None = None) -> dict[str, Stage]:
     """The parts of all stages: those that are there are read, the others are made."""
     begin(subject, overwrite=overwrite)
     made: dict[str, Stage] = {}
     for name, job in JOBS.items():
-        made[name] = _there(subject.folder, name, job) or _done(subject, name, job, told)
+        there = _there(subject.folder, name, job)
+        made[name] = there or _done(subject, name, job, told)
+        if name == FORESEEN_AFTER and foreseen is not None and there is None:
+            foreseen({stage: took for stage, took in estimated(subject).items() if stage not in made})
     return made
 
 

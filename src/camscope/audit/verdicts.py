@@ -23,6 +23,7 @@ RELIES = (
     "under every fill, moves the log odds by more than the margin, in their standard deviations; not supported where neither "
     "does; what is filled where every image has something is no image of the kind the model knows, and decides nothing"
 )
+PLACES = ("background", "border", "corners", "ink", "padding", "pen", "rim", "shell")  # that need no other word
 WIDE = "the interval holds the margin: more images are needed to tell"
 
 
@@ -134,7 +135,9 @@ def _regions(summary: Summary) -> list[str]:
 
 def _named(region: str) -> str:
     """As it stands in a sentence."""
-    return region if region.startswith(("the ", "outside", "padding")) else f"the region {region}"
+    if region.startswith("outside"):
+        return f"what lies {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
+    return f"the {region}" if region in PLACES else f"the region {region}"
 
 
 def _reliance(summary: Summary, finding: str, region: str, claim: str, question: str, *, good: bool) -> Verdict:

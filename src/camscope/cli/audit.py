@@ -1,6 +1,6 @@
 """`camscope audit`: does a model use the finding, or something that travels with it? Stages, verdicts, a report."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,7 +83,7 @@ def run(
     from camscope.audit import run as audited
 
     with mapping.resumable(output), base.remarks(), staged() as told:
-        made = audited(config, output, overwrite=overwrite, told=told)
+        made = audited(config, output, overwrite=overwrite, told=told, foreseen=tell_time)
     tell(made)
     if made.failures:
         base.note(f"{made.failures} images have no answer or no map: {base.shown(made.folder / 'failures.csv')}")
@@ -182,6 +182,23 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
             drawn.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]  # what add_task gave
 
         yield told
+
+
+def tell_time(seconds: "Mapping[str, float]") -> None:
+    """How long it will take, about, and which stages the longest."""
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:3]
+    words = ", ".join(f"{name} {_span(seconds[name])}" for name in longest)
+    base.err().print(f"about {_span(sum(seconds.values()))} from here: {words}", style="dim", soft_wrap=True)
+
+
+def _span(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def tell(made: "AuditRun") -> None:

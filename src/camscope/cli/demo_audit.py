@@ -15,7 +15,7 @@ def audits(output: Path, seed: int, *, overwrite: bool) -> None:
     """Train and audit both; print the verdicts that differ; open the reports where somebody sits at the terminal."""
     from camscope.audit import run
     from camscope.audit.demonstration import CLEAN, CONFOUNDED, phantom_audit
-    from camscope.cli.audit import staged
+    from camscope.cli.audit import staged, tell_time
 
     made = []
     with mapping.resumable(output), base.remarks():
@@ -23,7 +23,7 @@ def audits(output: Path, seed: int, *, overwrite: bool) -> None:
             with base.working(f"drawing radiographs and training the {name} net"):
                 config = phantom_audit(output / name, p, seed=seed)
             with staged() as told:
-                made.append(run(config, output / name / "audit", overwrite=overwrite, told=told))
+                made.append(run(config, output / name / "audit", overwrite=overwrite, told=told, foreseen=tell_time))
     _tell(*made)
     for one in made:
         base.out().print(base.styled(("report  ", "bold"), (base.shown(one.report), "cyan")), soft_wrap=True)
