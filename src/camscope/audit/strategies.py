@@ -18,6 +18,7 @@ from camscope.metrics.statistics import numbered
 GAP = 7 / 8  # an eigenvalue eight times the one before; along a line it is four times
 SHOWN = 32  # eigenvalues
 MEDOIDS = 3
+FEWEST = 5  # draws of a reference, of which one alone may well be like another
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +157,7 @@ def _judged(
     stable, compared = cloud.stability(bootstraps, random), []
     for _ in range(references):
         null = cloud_of(reference(points, random), cloud.patient, cloud.ks, cloud.neighbours)
-        compared.append((null.stability(max(1, bootstraps // 10), random), null.gaps))
+        compared.append((null.stability(max(FEWEST, bootstraps // 5), random), null.gaps))
     return {
         k: _Judged(stable[k], tuple(one[k] for one, _ in compared), cloud.gaps[k], max(one[k] for _, one in compared))
         for k in cloud.ks
