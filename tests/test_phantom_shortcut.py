@@ -34,8 +34,8 @@ def test_the_token_travels_with_the_finding_as_often_as_asked():
     for p in (0.05, 0.5, 0.95):
         study = draw_study(600, 3, p)
         assert study.labels.sum() == 300
-        assert study.tokens[study.labels == 1].mean() == pytest.approx(p, abs=0.06)
-        assert study.tokens[study.labels == 0].mean() == pytest.approx(1 - p, abs=0.06)
+        assert study.tokens[study.labels == 1].mean() == pytest.approx(p)
+        assert study.tokens[study.labels == 0].mean() == pytest.approx(1 - p)
     assert (draw_study(40, 3, 1.0).tokens == (draw_study(40, 3, 1.0).labels == 1)).all()
 
 
@@ -70,7 +70,8 @@ def test_token_at_one_site_and_two_ways_to_be_right():
     study = draw_study(300, 2, 0.9, token_site="B")
     at_b = np.array(study.sites) == "B"
     assert not study.tokens[~at_b].any()
-    assert study.tokens[at_b & (study.labels == 1)].mean() > 0.8
+    assert study.tokens[at_b & (study.labels == 1)].mean() == pytest.approx(0.9, abs=0.01)
+    assert study.tokens[at_b & (study.labels == 0)].mean() == pytest.approx(0.1, abs=0.01)
     mixed = draw_study(300, 2, mixed=True)
     lesion = mixed.lesion_masks.any((1, 2))
     assert not (lesion & mixed.tokens).any()

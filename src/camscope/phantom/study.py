@@ -8,7 +8,7 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
@@ -72,20 +72,19 @@ def draw_study(
 ) -> Study:
     """N radiographs (64,64), half of them with a lesion, of patients with one to three images of the same class.
 
-    `p`: P(token | lesion) = 1 - P(token | clear); 0.5 tells nothing, 1 - p is the reverse. `token_site`: the token occurs
-    at this site alone. `mixed`: of the positives one half shows a lesion and no token, the other the token and no lesion,
-    and no negative has either: two ways to be right, whatever `p`. `site_tint`: how much brighter site B is, of 1.
+    `p`: the share of lesions with a token, and 1 - p that of clear images; 0.5 tells nothing, 1 - p is the reverse.
+    `token_site`: the token occurs at this site alone, and the shares are of it. `mixed`: of the positives one half shows a
+    lesion and no token, the other the token and no lesion, and no negative has either: two ways to be right, whatever
+    `p`. `site_tint`: how much brighter site B is, of 1.
     InputError for a number out of its range.
     """
     _check(n, seed, p)
     people, labels, random = _people(n, seed)
-    lesions, tokens = labels == 1, random.random(n) < np.where(labels == 1, p, 1 - p)
+    sites = np.array(people.sites)
+    lesions, tokens = labels == 1, _marked(labels, p, random, np.isin(sites, token_site or list(get_args(Site))))
     if mixed:
         tokens = lesions & (np.cumsum(lesions) % 2 == 0)
         lesions = lesions & ~tokens
-    sites = np.array(people.sites)
-    if token_site is not None:
-        tokens &= sites == token_site
     tints = np.where(sites == "B", site_tint, 0.0)
     drawn = [_drawn(seed, int(people.numbers[i]), i, bool(lesions[i]), bool(tokens[i]), tints[i]) for i in range(n)]
     return _study([np.stack(part) for part in zip(*drawn, strict=True)], labels, people)
@@ -98,7 +97,7 @@ def draw_volume_study(n: int, seed: int, p: float = 0.5) -> Study:
     """
     _check(n, seed, p)
     people, labels, random = _people(n, seed)
-    markers = random.random(n) < np.where(labels == 1, p, 1 - p)
+    markers = _marked(labels, p, random, np.ones(n, np.bool_))
     drawn = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n)]
     parts = [(one.values, one.mask, one.marker, one.tissue) for one in drawn]
     return _study([np.stack(part) for part in zip(*parts, strict=True)], labels, people)
@@ -154,6 +153,15 @@ def _people(n: int, seed: int) -> tuple[_People, NDArray[np.int64], Generator]:
     sites, sexes = np.array(["A", "B"])[random.integers(0, 2, n)], np.array(["F", "M"])[random.integers(0, 2, n)]
     ages = random.integers(20, 90, n)[numbers]
     return _People(numbers, tuple(sites[numbers].tolist()), tuple(sexes[numbers].tolist()), ages), labels, random
+
+
+def _marked(labels: NDArray[np.int64], p: float, random: Generator, allowed: Bools) -> Bools:
+    """(N,): drawn among those allowed, of each class as large a share as it should be: at 0.5 chance tells nothing either."""
+    marked = np.zeros(len(labels), np.bool_)
+    for label, share in ((1, p), (0, 1 - p)):
+        rows = random.permutation(np.flatnonzero(allowed & (labels == label)))
+        marked[rows[: round(share * len(rows))]] = True
+    return marked
 
 
 def _study(parts: list[NDArray[Any]], labels: NDArray[np.int64], people: _People) -> Study:

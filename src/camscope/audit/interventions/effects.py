@@ -1,6 +1,6 @@
 """How much a region says, in standard deviations of the model's log odds, and whether that is reliance on it."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal, Protocol
@@ -13,7 +13,6 @@ from camscope.metrics.statistics import REPLICATES, Estimate, estimated
 
 Word = Literal["supported", "not supported", "not testable"]
 Groups = Sequence[Hashable] | None
-Auroc = Callable[..., Estimate]  # (truth, answers, groups, replicates=, seed=)
 
 MARGIN: Final = 0.1  # SD of log odds
 PATIENTS: Final = 10  # below, an interval of a bootstrap says more of its few patients than of the model
@@ -145,19 +144,6 @@ def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> E
     return Effect(name, fill, None, spread, 0, reason)
 
 
-def blanked_auroc(
-    truth: ArrayLike,
-    changed: ArrayLike,
-    groups: Groups,
-    auroc: Auroc,
-    *,
-    replicates: int = REPLICATES,
-    seed: int = 0,
-) -> Estimate:
-    """How well the finding (N,) is told by what the model answers (N,) once its place is blanked; 0.5 where not at all."""
-    return auroc(truth, changed, groups, replicates=replicates, seed=seed)
-
-
 def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
     """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
 
@@ -195,7 +181,7 @@ def _effect(
     if not np.isfinite(effects).all():
         return untested(name, fill, "an answer is not finite", spread)
     made = estimated(effects / spread, groups, replicates=replicates, seed=seed)
-    if made.groups < 2:
+    if not (isfinite(made.low) and isfinite(made.high)):
         return Effect(name, fill, None, spread, made.n, "one patient only: there is no interval")
     return Effect(name, fill, made, spread, made.n)
 
