@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.audit.asking import odds_of
-from camscope.audit.effects import Effect, insertion, removal
-from camscope.audit.interventions import exchanged, inserted, kept, removed
+from camscope.audit.interventions import Effect, exchanged, inserted, insertion, kept, removal, removed
 from camscope.audit.numbers import number
 from camscope.audit.performance import auroc
 from camscope.audit.scenes import FINDING, ORGAN, Scene, Scenes
