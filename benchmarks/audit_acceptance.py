@@ -1,0 +1,221 @@
+"""`python -m benchmarks.audit_acceptance`: whole audits on studies whose truth is known, and what they took.
+
+- subgroups: a token that occurs at site B only, and goes with the finding there: is the difference of its effect found? And is
+  none claimed where it occurs evenly?
+- strategies: nets that have two ways to be right, and nets that have one: how often are two claimed, and are they the two?
+- volumes: the same verdicts in three dimensions.
+- time: an audit of 500 images, with all stages, on this machine.
+- scale: Grad-CAM and metrics of where maps lie, of 10,000 images, beside a bare loop of forward and backward passes.
+- corrupt: 2 % of files of five kinds damaged.
+
+Each is run by its name; without one all are. `--json FILE`.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
+from camscope.audit import AuditRun
+from camscope.audit.demonstration import CLEAN, CONFOUNDED, described, phantom_audit
+from camscope.audit.strategies import strategies
+from camscope.batch import Run
+from camscope.measure import measure
+from camscope.phantom.shortcut import (
+    Study,
+    as_input,
+    draw_study,
+    draw_volume_study,
+    train_shortcut_net,
+    write_net,
+    write_study,
+)
+
+FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
+OTHERS = ("localise", "faithfulness", "sanity", "robustness")
+Told = dict[str, Any]
+
+
+def audited(folder: Path, trained: Study, seen: Study, **tables: Any) -> AuditRun:
+    """A net of one study, audited on another."""
+    net = train_shortcut_net(trained)
+    config = described(write_study(seen, folder), write_net(net, folder), CONFOUNDED)
+    config["sizes"] = FEW
+    return audit.run({**config, **tables}, folder / "audit")
+
+
+def subgroups(folder: Path) -> Told:
+    """The verdict on each site's effect of the token."""
+    made = {}
+    for name, site in (("at site B only", "B"), ("at both sites", None)):
+        studies = [draw_study(n, seed, 0.95, token_site=site) for n, seed in ((1000, 1), (400, 99))]
+        config = {"skip": list(OTHERS)}
+        run = audited(folder / name.replace(" ", "-"), *studies, **config)
+        level = next(one for one in run.summary.shortcut.levels if one.column.startswith("site"))
+        made[name] = {"word": level.word, **level.difference.model_dump()}
+    return made
+
+
+def strategies_of(folder: Path, seeds: int = 10) -> Told:
+    """How often two ways of looking are claimed, and how well they are the two there are."""
+    made: Told = {}
+    for name, mixed in (("two ways", True), ("one way", False)):
+        for kind in (GradCAM, IntegratedGradients):
+            claims, found = [], []
+            for seed in range(seeds if not mixed else 3):
+                net = train_shortcut_net(draw_study(1000, 1 + seed, mixed=mixed), seed)
+                study = draw_study(400, 99 + seed, mixed=mixed)
+                positive = np.flatnonzero(study.labels == 1)
+                tool = kind(net)
+                heat = tool.attribute(as_input(study.images[positive]), 1).numpy()
+                judged = strategies(heat, [study.patients[i] for i in positive])
+                claims.append(judged.claimed)
+                if mixed:
+                    from sklearn.metrics import adjusted_rand_score
+
+                    labels = judged.partition(2).labels
+                    known = labels >= 0
+                    found.append(float(adjusted_rand_score(study.tokens[positive][known], labels[known])))
+            made[f"{name}, {kind.name}"] = {"claimed": claims, "ari": found}
+    return made
+
+
+def volumes(folder: Path) -> Told:
+    """The word on the marker of clean and confounded nets of volumes."""
+    made = {}
+    for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
+        net = train_shortcut_net(draw_volume_study(400, 1, p), epochs=5)
+        where = folder / name
+        config = described(write_study(draw_volume_study(120, 99, p), where), write_net(net, where), p)
+        config["model"]["source"] = f"{_factory(where)}:shortcut_volume_net"
+        config |= {
+            "sizes": FEW,
+            "skip": list(OTHERS),
+            "regions": {"columns": {"token": "region_token"}, "organ": "region_lungs"},
+        }
+        run = audit.run(config, where / "audit")
+        made[name] = {
+            one.question + " " + one.subject: one.word
+            for one in run.verdicts
+            if one.question in ("shortcut", "performance")
+        }
+    return made
+
+
+def _factory(folder: Path) -> Path:
+    """A file that says how volumes enter the net: as they are."""
+    file = folder / "net.py"
+    file.write_text(
+        "from camscope.images.scan_preprocess import ScanPreprocess\n"
+        "from camscope.phantom.shortcut import shortcut_volume_net\n"
+        "PREPROCESSING = {'shortcut_volume_net': ScanPreprocess()}\n"
+        "CATEGORIES = {'shortcut_volume_net': ['clear', 'lesion']}\n"
+        "TARGET_LAYER = {'shortcut_volume_net': 'layer3'}\n"
+    )
+    return file
+
+
+def timed(folder: Path) -> Told:
+    """Seconds of an audit of 500 images with every stage, as `init` would set it up."""
+    config = phantom_audit(folder, CONFOUNDED, images=500)
+    plain = config.model_dump()
+    plain["sizes"] = {}
+    foreseen: list[float] = []
+    begun = time.perf_counter()
+    run = audit.run(plain, folder / "audit", foreseen=lambda each: foreseen.append(sum(each.values())))
+    took = time.perf_counter() - begun
+    page = (folder / "audit" / "report.html").stat().st_size
+    return {"seconds": took, "foreseen": foreseen, "page_bytes": page, "verdicts": len(run.verdicts)}
+
+
+def scale(folder: Path, images: int = 10_000) -> Told:
+    """Maps and where they lie, of 10,000 files, beside a bare loop over the same inputs; memory at the start and the end."""
+    study = draw_study(500, 99, CONFOUNDED)
+    net = train_shortcut_net(draw_study(1000, 1, CONFOUNDED))
+    write_study(study, folder)
+    weights = write_net(net, folder)
+    rows = (folder / "manifest.csv").read_text().splitlines()
+    many = [rows[0].replace("label", "finding")] + [
+        f"{i:06d},{rows[1 + i % 500].split(',', 1)[1]}" for i in range(images)
+    ]
+    (folder / "many.csv").write_text("\n".join(many) + "\n")
+    model = load_model("camscope.phantom.shortcut:shortcut_net", weights=weights)
+    x = as_input(study.images)
+    bare = _bare(model, x, images)
+    used: list[int] = []
+    begun = time.perf_counter()
+    run_batch(GradCAM(model), folder / "many.csv", folder / "maps", [1], told=lambda outcome: used.append(_memory()))
+    mapped = time.perf_counter() - begun
+    measure(Run(folder / "maps"), folder / "values", "mask", ("energy-inside", "enrichment"))
+    whole = time.perf_counter() - begun
+    tenth = used[len(used) // 10]
+    return {
+        "images": images, "bare_loop": bare, "maps": mapped, "maps_and_metrics": whole, "maps_over_bare": mapped / bare,
+        "memory_at_a_tenth": tenth, "memory_at_the_end": used[-1],
+    }  # fmt: skip
+
+
+def _bare(model: torch.nn.Module, x: torch.Tensor, images: int) -> float:
+    begun = time.perf_counter()
+    for start in range(0, images, 16):
+        part = x[[(start + i) % len(x) for i in range(16)]].requires_grad_()
+        F.log_softmax(model(part), 1)[:, 1].sum().backward()  # type: ignore[no-untyped-call]
+    return time.perf_counter() - begun
+
+
+def _memory() -> int:
+    """Bytes that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def corrupt(folder: Path) -> Told:
+    """500 images, of which 2 % are damaged in five ways."""
+    config = phantom_audit(folder, CLEAN, images=500)
+    files = sorted((folder / "images").iterdir())[::50]
+    damages: list[Callable[[Path], Any]] = [
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"no picture"),
+        lambda file: file.write_bytes(file.read_bytes()[:80]),
+        lambda file: file.unlink(),
+        lambda file: file.write_bytes(file.read_bytes()[:30] + b"\xff" * 40 + file.read_bytes()[70:]),
+    ]
+    for n, file in enumerate(files):
+        damages[n % 5](file)
+    run = audit.run({**config.model_dump(), "skip": list(OTHERS)}, folder / "audit")
+    listed = (run.folder / "failures.csv").read_text("utf-8-sig").splitlines()[1:]
+    return {"damaged": len(files), "listed": run.failures, "reasons": sorted({one.split(",", 2)[2] for one in listed})}
+
+
+ALL: dict[str, Callable[[Path], Told]] = {
+    "subgroups": subgroups, "strategies": strategies_of, "volumes": volumes, "time": timed, "scale": scale, "corrupt": corrupt,
+}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run some, print what they found."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit_acceptance", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ALL))
+    parser.add_argument("--json", type=Path, help="also into this file")
+    chosen = parser.parse_args(arguments)
+    made = {}
+    for name in chosen.names or ALL:
+        with tempfile.TemporaryDirectory() as folder:
+            begun = time.perf_counter()
+            made[name] = ALL[name](Path(folder))
+            print(f"{name} ({time.perf_counter() - begun:.0f} s): {json.dumps(made[name], indent=2)}", flush=True)
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(made, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
