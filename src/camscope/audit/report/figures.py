@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from camscope.audit.report.curves import randomised, reliability, spectrum, stability
 from camscope.audit.report.forest import Row, forest
 from camscope.audit.report.plot import drawing
+from camscope.audit.report.words import clean
 from camscope.audit.schema import Level, Line, Measured, Summary
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Gathering:
     def of(self, parts: Sequence[str], how: str, draw: "Callable[[str, str], Markup]") -> Figure:
         """One more."""
         self._count += 1
-        return Figure(tuple(parts), how, draw(f"figure-{self._count}", ", ".join(parts)))
+        return Figure(tuple(parts), how, draw(f"figure-{self._count}", clean(", ".join(parts))))
 
 
 def figures(summary: Summary) -> dict[str, list[Figure]]:
