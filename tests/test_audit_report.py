@@ -412,10 +412,18 @@ def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
     heat[0, 0] = 2.0
     shown = Placement.identity((64, 64))
     part = Placement(np.array([[1.0, 0.0, 16.0], [0.0, 1.0, 0.0]]), (64, 64), (80, 64))
-    made = functools.partial(
-        Explanation, method="m", target=0, label="l", score=0.0, probability=None, layer=None, layout=None,
-        input_size=(64, 64), status="ok", notes=(), name="n", measures={}, parameters={}, versions={}, model="d", image=None, seen=None, world=None, steps=(),
-    )  # fmt: skip
+    facts = {
+        "layer": None,
+        "layout": None,
+        "notes": (),
+        "measures": {},
+        "parameters": {},
+        "versions": {},
+        "image": None,
+    }
+    facts |= {"method": "m", "target": 0, "label": "l", "score": 0.0, "probability": None, "name": "n", "model": "d"}
+    facts |= {"input_size": (64, 64), "status": "ok", "seen": None, "world": None, "steps": ()}
+    made = functools.partial(Explanation, **facts)
     alone = heat_of(made(heat=heat, placement=shown), 64)
     assert alone.shape == (64, 64, 4)
     assert alone[4, 4, 3] == round(255 * STRONGEST)
