@@ -1,5 +1,6 @@
 """What any test may rely on. None touches the network: what is not on this machine fails at once, as on a plane."""
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--write-models`: what tests/test_zoo.py measures becomes docs/models.md."""
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what is measured")
+
+
+def pytest_collection_finish() -> None:
+    """What is here by now stays to the end: no garbage collector need look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -216,10 +216,14 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     assert known.method in explained.stdout
     batch = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "choice.toml", "-o", "b"])
     assert batch.exit_code == 0, batch.output
-    both = CliRunner().invoke(
-        app, ["explain", "set/images/000700.png", "--choice", "choice.toml", "--method", "layercam"]
-    )
-    assert both.exit_code == 2
+    for command, *named in (
+        ["explain", "--method", "layercam"],
+        ["explain", "--method", "gradcam"],
+        ["explain", "--layer", "layer4"],
+        ["batch", "--method", "gradcam"],
+    ):
+        both = CliRunner().invoke(app, [command, "set/images/000700.png", "--choice", "choice.toml", *named])
+        assert (both.exit_code, "leave --method and --layer out" in both.stderr) == (2, True), named
     (tmp_path / "other.toml").write_text("layer = 3")
     assert CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"]).exit_code == 2
     with (tmp_path / "set" / "list.csv").open() as table:

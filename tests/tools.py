@@ -38,6 +38,11 @@ FEW = {
     "lime": {"samples": 40, "cells": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0
     "kernelshap": {"samples": 40, "cells": 2},
     "lrp": {"epsilon": 0.0},
+    "opticam": {"steps": 6},
+    "smoothgradcam++": {"samples": 5},
+    "smoothgrad": {"samples": 5},
+    "smoothgradsquared": {"samples": 5},
+    "vargrad": {"samples": 5},
 }
 
 

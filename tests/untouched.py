@@ -35,7 +35,8 @@ def seen(model: nn.Module, *tensors: Tensor) -> dict[str, Any]:
         if not tensor.is_inference():
             facts[f"tensor {i} version"] = tensor._version
     facts["random numbers"] = torch.random.get_rng_state().numpy().tobytes(), random.getstate()
-    facts["numpy's random numbers"] = str(np.random.get_state())
+    kind, words, *course = np.random.get_state()
+    facts["numpy's random numbers"] = kind, words.tobytes(), course
     facts["modes"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
     facts["defaults"] = torch.get_default_dtype(), torch.get_num_threads()
     return facts

@@ -16,7 +16,8 @@ PASSES = {
     *("1", "1 + samples", "1 + steps", "2 + steps", "2 + groups", "1 + K"),
     *("1 + L rests", "1 + K rests", "1 + cells rests", "1 + 2 rests", "1 + concepts rests"),
 }
-ALONE = ("cam", "finercam")  # often without an answer, which would end the passes that the others share
+# often without an answer, which would end the passes that the others share
+ALONE = {"cam", "finercam", "excitationbackprop", "guidedbackprop", "deconvnet", "refinecam", *ATTENTION}
 HEAD = """# Models
 
 Measured, not promised: {count} architectures with random weights, small inputs, nothing passed but the model and the input
@@ -38,12 +39,13 @@ def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
     """What the methods without an answer for one input (C,*S) say; AssertionError for a map that is none."""
     light = sum(parameter.numel() for parameter in model.parameters()) < SMALL
     names = [name for name in asked_of() if light or METHODS[name].forwards == "1"]
+    names.sort(key=("cam", "finercam").__contains__)  # what they say comes last on the page
     refused: dict[str, str] = {}
     together = [name for name in names if name not in ALONE]
     try:
         found = GradCAM(model).explain_methods(x, [small(name, row, model) for name in together], row.target)
     except CamscopeError:
-        found, names, together = [], [*together, *ALONE], []
+        found, together = [], []
     for name in (name for name in names if name not in together):
         try:
             found.append(small(name, row, model).explain(x, row.target))

@@ -3,31 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from camscope.batch.manifest import arrow
-from camscope.errors import TargetError
 from camscope.files import writing
 
 Floats = npt.NDArray[np.float64]
 FILE = "predictions.parquet"
-
-
-def log_odds(logits: Tensor, index: int, outputs: Literal["softmax", "sigmoid"]) -> Tensor:
-    """(N,K) -> (N,): of one class against all others; of a sigmoid its own logit. It never saturates."""
-    if not 0 <= index < logits.shape[1]:
-        raise TargetError(f"class {index} is out of range: the model has {logits.shape[1]} classes")
-    if outputs == "sigmoid":
-        return logits[:, index]
-    if logits.shape[1] == 1:
-        raise TargetError('the model has one output: say outputs = "sigmoid" in [model]')
-    others = torch.cat([logits[:, :index], logits[:, index + 1 :]], 1)
-    return logits[:, index] - others.logsumexp(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +33,16 @@ class Answered:
         """The standard deviation of a finding's log odds over all images: the unit of effects."""
         return float(self.odds[:, self.findings.index(finding)].std())
 
-    def write(self, folder: Path, ids: dict[int, str], truths: Sequence[dict[int, bool | None]]) -> None:
-        """As `predictions.parquet`: row, id, error, and of each finding its truth, log odds and probability; features."""
+    def write(
+        self, folder: Path, ids: dict[int, str], patients: dict[int, int], truths: Sequence[dict[int, bool | None]]
+    ) -> None:
+        """As `predictions.parquet`: row, id, patient (a number), error; for each finding truth, log odds, chance; features."""
         pa, every = arrow(), sorted([*self.rows, *self.errors])
         place = {row: n for n, row in enumerate(self.rows)}
         columns: dict[str, Any] = {
             "row": pa.array(every, pa.int64()),
             "id": pa.array([ids[row] for row in every], pa.string()),
+            "patient": pa.array([patients[row] for row in every], pa.int64()),
             "error": pa.array([self.errors.get(row) for row in every], pa.string()),
         }
         for f, name in enumerate(self.findings):

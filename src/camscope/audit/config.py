@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from camscope.errors import InputError
 
-FILLS = ("mean", "blur")  # at least two: what they agree on is not one fill's own doing
 Fill = Literal["mean", "blur", "noise", "zero", "inpainting"]
-Share = float
+FILLS: tuple[Fill, ...] = ("mean", "blur")  # at least two: what they agree on is not one fill's own doing
 
 
 class _Part(BaseModel):
@@ -46,7 +45,9 @@ class Data(_Part):
     @model_validator(mode="after")
     def _labelled(self) -> Self:
         if (self.label is None) == (not self.labels):
-            raise ValueError("name either label, a column with each image's class, or labels, a column for each finding")
+            raise ValueError(
+                "name either label, a column with each image's class, or labels, a column for each finding"
+            )
         if (self.split is None) != (self.use is None):
             raise ValueError("split and use go together: the column, and the value whose rows are audited")
         return self
@@ -97,8 +98,8 @@ class Margins(_Part):
 
     `effect`: of an intervention, in standard deviations of the log odds. `auroc`: a difference between subgroups that would
     matter. `useful`: the AUROC that a model has to exceed. `blanked`: the AUROC above which a model that has lost the organ
-    still answers. `enrichment`: of a region in a map: its share of the map over its share of the image, where 1 is chance. `mass`: a difference of a map's share between subgroups.
-    `robust`: the rank correlation of maps under changes that do not matter.
+    still answers. `enrichment`: of a region in a map, its share of the map over its share of the image; 1 is chance. `mass`:
+    a difference of a map's share between subgroups. `robust`: the rank correlation of maps under changes that do not matter.
     """
 
     effect: float = Field(default=0.1, gt=0)

@@ -27,8 +27,7 @@ def lines(subject: Subject, measures: Measures, *, only: bool | None = None) -> 
 
 def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":
     """With the patient of each row, by a number."""
-    numbers = {who: n for n, who in enumerate(dict.fromkeys(subject.patients[row] for row in subject.rows))}
-    whose = [numbers[subject.patients[row]] for row in table["row"].to_pylist()]
+    whose = [subject.numbers[row] for row in table["row"].to_pylist()]
     return table.append_column(PATIENT, arrow().array(whose, arrow().int64()))
 
 
@@ -36,7 +35,11 @@ def of_finding(subject: Subject, table: "pa.Table", finding: Finding, only: bool
     """The rows of one question; of maps that know nothing those of the image, whatever was asked of it."""
     compute, asked = arrow("compute"), str(finding.index)
     own = compute.fill_null(compute.equal(table["target"], asked), True)
-    controls = compute.and_(table["control"], own) if compute.any(compute.and_(table["control"], own)).as_py() else table["control"]
+    controls = (
+        compute.and_(table["control"], own)
+        if compute.any(compute.and_(table["control"], own)).as_py()
+        else table["control"]
+    )
     kept = table.filter(compute.or_(compute.and_(own, compute.invert(table["control"])), controls))
     if only is None:
         return kept
@@ -58,7 +61,8 @@ def _floor(every: list[told.Line]) -> told.Line | None:
 
 
 def _line(one: told.Line, finding: Finding, floor: told.Line | None) -> Line:
-    best = (None, "") if floor is None or floor.estimate is None else (floor.estimate.mean, floor.method)
+    best = None if floor is None or floor.estimate is None else floor.estimate.mean
+    name = "" if floor is None or best is None else floor.method
     over: Number | None = None if one.over_control is None else number(one.over_control, 0.0, "no difference")
     return Line(
         metric=one.metric,
@@ -68,7 +72,7 @@ def _line(one: told.Line, finding: Finding, floor: told.Line | None) -> Line:
         control=one.control,
         better=WORDS[METRICS[one.metric].higher_is_better],
         fill=one.fill,
-        value=number(one.estimate, *best, reason="" if one.estimate else "no row has a value"),
+        value=number(one.estimate, best, name, reason="" if one.estimate else "no row has a value"),
         over=over,
     )
 

@@ -101,7 +101,9 @@ def sensitivity(heat: Floats, mask: Mask) -> float:
 def _shuffled(subject: Subject, one: Scene, name: str, heats: Mapping[int, Floats], order: Sequence[int]) -> float:
     """The mean share of maps of other patients in this image's region."""
     start = order.index(one.row)
-    others = [row for row in [*order[start + 1 :], *order[:start]] if subject.patients[row] != subject.patients[one.row]]
+    others = [
+        row for row in [*order[start + 1 :], *order[:start]] if subject.patients[row] != subject.patients[one.row]
+    ]
     found = [share(heats[row], one.regions[name]) for row in others[:OTHERS]]
     return _mean(np.array(found))
 

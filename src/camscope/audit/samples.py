@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from camscope.audit.lines import lines
 from camscope.audit.schema import Measured
 from camscope.audit.subject import Subject
-from camscope.audit.lines import lines
 from camscope.batch import Manifest, Run, run_batch
 from camscope.batch.manifest import arrow
 from camscope.measure import Measures, measure
@@ -19,8 +19,15 @@ def measured(subject: Subject, name: str, rows: list[int], metrics: tuple[str, .
     folder, config = subject.folder / name, subject.config
     shown, whole = _some(subject, subject.shown, rows), _some(subject, subject.manifest, rows)
     targets = [one.index for one in subject.findings]
-    how = {"batch_size": config.batch_size, "chunk": CHUNK, "window": config.data.window}
-    run_batch(subject.tools, shown, folder / "maps", targets, **how)
+    run_batch(
+        subject.tools,
+        shown,
+        folder / "maps",
+        targets,
+        batch_size=config.batch_size,
+        chunk=CHUNK,
+        window=config.data.window,
+    )
     made: Measures = measure(
         Run(folder / "maps", whole),
         folder / "values",
@@ -38,5 +45,3 @@ def measured(subject: Subject, name: str, rows: list[int], metrics: tuple[str, .
 def _some(subject: Subject, manifest: Manifest, rows: list[int]) -> Manifest:
     places = arrow().array([subject.place[row] for row in rows], arrow().int64())
     return replace(manifest, table=manifest.table.take(places))
-
-

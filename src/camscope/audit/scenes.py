@@ -58,14 +58,19 @@ def wanted(subject: Subject) -> list[str]:
     return [*config.columns, *presets]
 
 
+def masked(subject: Subject) -> dict[str, Evidence]:
+    """The regions whose masks somebody made."""
+    known = {} if subject.evidence is None else {FINDING: subject.evidence}
+    known |= {name: subject.evidence_in(column) for name, column in subject.config.regions.columns.items()}
+    if subject.config.regions.organ is not None:
+        known[ORGAN] = subject.evidence_in(subject.config.regions.organ)
+    return known
+
+
 def scenes(subject: Subject, rows: Sequence[int]) -> Scenes:
     """Of some rows, those whose input has the size that most have."""
     made, done = Scenes([]), 0
-    known = {name: subject.evidence_in(column) for name, column in subject.config.regions.columns.items()}
-    if subject.evidence is not None:
-        known[FINDING] = subject.evidence
-    if subject.config.regions.organ is not None:
-        known[ORGAN] = subject.evidence_in(subject.config.regions.organ)
+    known = masked(subject)
     for one in subject.loaded(rows):
         done += 1
         subject.told(done, len(rows))
@@ -91,6 +96,7 @@ def _regions(subject: Subject, one: Loaded, known: dict[str, Evidence], made: Sc
     row = one.row["row"]
     whole = subject.manifest.rows(subject.place[row], subject.place[row] + 1)[0]
     pixels: Any = None
+    found: Mask | None = None
     for name in [*known, *(name for name in wanted(subject) if name not in known)]:
         try:
             if one.item is None or one.item.placement is None:
@@ -102,6 +108,10 @@ def _regions(subject: Subject, one: Loaded, known: dict[str, Evidence], made: Sc
                 pixels = picture(subject.source(row)) if pixels is None else pixels
                 mask = REGIONS[name](_array(pixels))
             carried = on_input(mask, one.item.placement)
+            if name == FINDING:
+                found = carried
+            elif name != ORGAN:  # what of a region is the finding itself is no shortcut
+                carried = carried if found is None else carried & ~found
             if not carried.any():
                 raise UndefinedError("none of it was shown to the model")
             yield name, carried

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-VERSION = "camscope/audit/1"
 Word = Literal["supported", "not supported", "not testable"]
 
 
@@ -311,9 +310,10 @@ class Reading(Part):
 
 
 class Shortcut(Stage):
-    """What travels with the finding."""
+    """What travels with the finding. `regions`: how many images have it; `markers`: those that only some images have."""
 
     regions: dict[str, int] = Field(default_factory=dict)
+    markers: tuple[str, ...] = ()
     missing: tuple[Step, ...] = ()
     masses: tuple[Mass, ...] = ()
     interventions: tuple[Intervention, ...] = ()
@@ -346,7 +346,7 @@ class Verdict(Part):
 class Summary(Part):
     """All that was found."""
 
-    schema_version: Literal["camscope/audit/1"] = VERSION
+    schema_version: Literal["camscope/audit/1"] = "camscope/audit/1"
     camscope: str
     title: str
     question: str

@@ -1,5 +1,6 @@
 """Subject: what is audited: the rows of the manifest, the model, its explainers, and what is known of each image."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from camscope.audit.config import Config
 from camscope.batch import Manifest, Run, manifest_of
-from camscope.batch.manifest import TAKEN, arrow, numbered
+from camscope.batch.manifest import TAKEN, arrow
 from camscope.batch.private import privately
 from camscope.batch.reading import Loaded, loaded, source_of
 from camscope.batch.worker import Worker
@@ -39,7 +39,7 @@ class Finding:
     name: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Subject:
     """What the stages share. `folder`: of the audit. `told`: is called as a stage goes on."""
 
@@ -71,16 +71,16 @@ class Subject:
         ids = table["id"].to_pylist()
         if len(set(ids)) < len(ids):
             twice = next(one for one in ids if ids.count(one) > 1) if len(ids) < 10_000 else "one"
-            raise InputError(f"several rows have the id {twice if self.config.report.profile == 'clinical' else 'of another'}")
+            raise InputError(
+                f"several rows have the id {twice if self.config.report.profile == 'clinical' else 'of another'}"
+            )
         return some_of(replace(self.whole, table=table), data.images, self.config.seed)
 
     @cached_property
     def shown(self) -> Manifest:
         """The same rows as the outputs have them: in the profile "research" without names of files."""
         kept = ["row", "id", "path", *self.config.report.columns]
-        plain = numbered(self.manifest.table.select(_free(kept)), "the manifest")
-        plain = plain.set_column(0, "row", self.manifest.table["row"])
-        made = replace(self.manifest, table=plain)
+        made = replace(self.manifest, table=self.manifest.table.select(_free(kept)))
         return privately(made, list(self.config.report.columns)) if self.private else made
 
     @property
@@ -113,7 +113,16 @@ class Subject:
         """Whose image each row is: patients are drawn whole. Without such a column each image is a patient."""
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
-        return {row: f"row {row}" if who in (None, "") else who for row, who in self.column(self.config.data.patient).items()}
+        return {
+            row: f"row {row}" if who in (None, "") else who
+            for row, who in self.column(self.config.data.patient).items()
+        }
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The patient of each row as a number, which says nothing of him."""
+        known = {who: n for n, who in enumerate(dict.fromkeys(self.patients[row] for row in self.rows))}
+        return {row: known[self.patients[row]] for row in self.rows}
 
     @cached_property
     def model(self) -> nn.Module:
@@ -150,7 +159,9 @@ class Subject:
         for name in named.methods:
             if name not in METHODS:
                 raise InputError(f"no method {name!r}; camscope methods lists them")
-            extra: dict[str, Any] = {"layer": named.layer} if has_layer(METHODS[name]) and named.layer is not None else {}
+            extra: dict[str, Any] = (
+                {"layer": named.layer} if has_layer(METHODS[name]) and named.layer is not None else {}
+            )
             extra |= named.settings.get(name, {})
             made.append(METHODS[name](self.model, preprocess=self.config.model.preprocess, **extra))
         return made
@@ -159,7 +170,9 @@ class Subject:
     def worker(self) -> Worker:
         """Reads images as the model takes them."""
         window = self.config.data.window
-        return Worker(self.tools, [one.index for one in self.findings], self.shown, self.config.batch_size, window=window)
+        return Worker(
+            self.tools, [one.index for one in self.findings], self.shown, self.config.batch_size, window=window
+        )
 
     def truths(self, finding: Finding) -> dict[int, bool | None]:
         """Whether each row has the finding; None where its label is missing."""
@@ -167,7 +180,10 @@ class Subject:
         if data.label is not None:
             known = self.column(data.label)
             self._expect_label(data.label, set(known.values()))
-            return {row: None if one in (None, "") else str(one) in (finding.name, str(finding.index)) for row, one in known.items()}
+            return {
+                row: None if one in (None, "") else str(one) in (finding.name, str(finding.index))
+                for row, one in known.items()
+            }
         column = data.labels.get(finding.name) or data.labels.get(str(finding.index))
         if column is None:
             raise InputError(f"labels names no column for {finding.name!r}")
@@ -180,7 +196,9 @@ class Subject:
             if str(one).isdecimal() or not known or str(one) in known:
                 continue
             said = repr(str(one)) if not self.private else "a label"
-            raise InputError(f"{said} in column {column!r} is no class of the model; there are {', '.join(self.categories)}")
+            raise InputError(
+                f"{said} in column {column!r} is no class of the model; there are {', '.join(self.categories)}"
+            )
 
     def loaded(self, rows: Sequence[int] | None = None) -> Iterator[Loaded]:
         """The images of some rows, or of all, in their order, as the model takes them; or why not."""
@@ -192,7 +210,12 @@ class Subject:
         """The same, neighbours of one size together; those that cannot be read among them, alone."""
         batch: list[Loaded] = []
         for one in self.loaded(rows):
-            same = batch and batch[0].item is not None and one.item is not None and one.item.x.shape == batch[0].item.x.shape
+            same = (
+                batch
+                and batch[0].item is not None
+                and one.item is not None
+                and one.item.x.shape == batch[0].item.x.shape
+            )
             if batch and (not same or len(batch) == self.config.batch_size):
                 yield batch
                 batch = []
@@ -227,14 +250,14 @@ class Subject:
         """The maps of all rows."""
         return Run(self.folder / "maps", self.manifest)
 
-    def sampled(self, count: int, salt: int) -> list[int]:
-        """So many rows drawn by the seed, as many of each answer to the first finding as there are; in their order."""
+    def sampled(self, count: int, salt: int, *, only: bool = False) -> list[int]:
+        """So many rows drawn by the seed, in their order: as many with the first finding as without, or `only` such with it."""
         truths = self.truths(self.findings[0])
         random = np.random.default_rng((self.config.seed, salt))
-        kinds = [[row for row in self.readable if truths[row] is kind] for kind in (True, False)]
+        kinds = [[row for row in self.readable if truths[row] is kind] for kind in ((True,) if only else (True, False))]
         drawn: list[int] = []
         for k, kind in enumerate(sorted(kinds, key=len)):
-            most = (count - len(drawn)) // (2 - k)
+            most = (count - len(drawn)) // (len(kinds) - k)
             drawn += [kind[i] for i in random.permutation(len(kind))[:most]]
         return sorted(drawn)
 
@@ -244,6 +267,12 @@ class Subject:
         from camscope.audit.answers import Answered
 
         return Answered.read(self.folder).rows
+
+    @cached_property
+    def layer(self) -> str | None:
+        """Where the first method looks that looks at one layer, as `resolve` found."""
+        tools = json.loads((self.folder / "stages" / "resolve.json").read_bytes())["tools"]
+        return next((tool["layer"] for tool in tools if tool["layer"] in dict(self.model.named_modules())), None)
 
 
 def _free(names: Sequence[str]) -> list[str]:
@@ -259,6 +288,3 @@ def _truth(value: Any, column: str) -> bool:
     if str(value).lower() in ("0", "0.0", "false", "no"):
         return False
     raise InputError(f"the column {column!r} holds something that is neither 0 nor 1")
-
-
-Floats = npt.NDArray[np.float64]

@@ -7,19 +7,23 @@ it holds the margin, or there is nothing to test it with; the reason says which.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from camscope.audit.interventions import Effect, reliance
-from camscope.audit.schema import Blanked, Intervention, Level, Line, Number, Summary, Verdict, Word
-from camscope.audit.scenes import FINDING, ORGAN, OUTSIDE
+from camscope.audit.interventions import reliance
+from camscope.audit.scenes import FINDING, ORGAN
+from camscope.audit.schema import Blanked, Level, Line, Number, Summary, Verdict, Word
 
 Speaks = Literal["for", "against", "neither"]
 NOTHING = Number(reason="there is nothing to test it with")
 ABOVE = "supported where the interval lies wholly above the margin, not supported where it lies wholly below"
 EVERY_FILL = f"{ABOVE}, under every fill"
-EQUAL = "supported where the interval of every level lies within the margin, not supported where one lies wholly beyond it"
-RELIES = (
-    "supported where removing or inserting the region moves the log odds by more than the margin, in their standard deviations, "
-    "under every fill; not supported where no intervention does"
+EQUAL = (
+    "supported where the interval of every level lies within the margin, not supported where one lies wholly beyond it"
 )
+RELIES = (
+    "supported where inserting the region from an image with the finding, less the same from one without, or removing a marker "
+    "under every fill, moves the log odds by more than the margin, in their standard deviations; not supported where neither "
+    "does; what is filled where every image has something is no image of the kind the model knows, and decides nothing"
+)
+PLACES = ("background", "border", "corners", "ink", "padding", "pen", "rim", "shell")  # that need no other word
 WIDE = "the interval holds the margin: more images are needed to tell"
 
 
@@ -131,23 +135,26 @@ def _regions(summary: Summary) -> list[str]:
 
 def _named(region: str) -> str:
     """As it stands in a sentence."""
-    return region if region.startswith(("the ", "outside", "padding")) else f"the region {region}"
+    if region.startswith("outside"):
+        return f"what lies {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
+    return f"the {region}" if region in PLACES else f"the region {region}"
 
 
-def _reliance(
-    summary: Summary, finding: str, region: str, claim: str, question: str, *, good: bool
-) -> Verdict:
+def _reliance(summary: Summary, finding: str, region: str, claim: str, question: str, *, good: bool) -> Verdict:
     own = [one for one in summary.shortcut.interventions if one.region == region and one.finding == finding]
     margin = summary.margins["effect"]
     known = [one for one in own if one.effect.value is not None]
     if not known:
-        reason = summary.shortcut.reason or next((one.effect.reason for one in own), "no image has such a region, or no mask says so")
+        reason = summary.shortcut.reason or next(
+            (one.effect.reason for one in own), "no image has such a region, or no mask says so"
+        )
         found: tuple[Word, str] = "not testable", reason
         effect = NOTHING
     else:
-        insert, remove = (_effects(known, kind) for kind in ("insert", "remove"))
-        found = reliance(insert, remove, margin)
-        effect = max(known, key=lambda one: abs(one.effect.value or 0.0)).effect
+        marker = region in summary.shortcut.markers
+        insert, remove = ([one for one in known if one.kind == kind] for kind in ("insert", "remove"))
+        found = reliance(insert, remove if marker else [], margin)
+        effect = max(insert or remove, key=lambda one: abs(one.effect.value or 0.0)).effect
     return _made(
         question, claim, finding, found, effect, "shortcut", RELIES, good=good, margin=margin, subject=region
     )  # fmt: skip
@@ -156,7 +163,9 @@ def _reliance(
 def _blanked(summary: Summary) -> Iterator[Verdict]:
     margin = summary.margins["blanked"]
     for finding in summary.resolve.findings:
-        own = [one for one in summary.shortcut.blanked if (one.region, one.kind, one.finding) == (ORGAN, "blank", finding)]
+        own = [
+            one for one in summary.shortcut.blanked if (one.region, one.kind, one.finding) == (ORGAN, "blank", finding)
+        ]
         if own:
             claim = f"The model still answers for {finding} when the organ is blanked."
             yield _made(
@@ -208,7 +217,10 @@ def _localised(summary: Summary) -> Iterator[Verdict]:
 
 def _masses(summary: Summary) -> Iterator[Verdict]:
     margin = summary.margins["enrichment"]
-    rule = f"{ABOVE}, and above the maps of other patients; not testable where the region is finer than the cells of the map"
+    rule = (
+        f"{ABOVE}, and above the maps of other patients; not testable where the region is finer than the cells of the map; "
+        "it says where to look: whether the answer relies on the region, interventions say"
+    )
     for one in summary.shortcut.masses:
         if one.region in (FINDING, ORGAN):
             continue
@@ -220,7 +232,7 @@ def _masses(summary: Summary) -> Iterator[Verdict]:
             found = "not testable", "maps of other patients lie there as much"
         claim = f"The maps of {one.method} for {one.finding} lie on {_named(one.region)}."
         yield _made(
-            "where the maps lie", claim, one.finding, found, one.enrichment, "shortcut", rule, good=False, margin=margin,
+            "where the maps lie", claim, one.finding, found, one.enrichment, "shortcut", rule, good=None, margin=margin,
             subject=f"{one.region} · {one.method}",
         )  # fmt: skip
 
@@ -263,7 +275,10 @@ def _sane(summary: Summary) -> Iterator[Verdict]:
         if one.passes is None:
             found = "not testable", one.reason
         elif control is None or control.passes is not False:
-            found = "not testable", "the edge detector, which knows nothing of the model, did not fail: the test is too weak here"
+            found = (
+                "not testable",
+                "the edge detector, which knows nothing of the model, did not fail: the test is too weak here",
+            )
         else:
             found = ("supported", "") if one.passes else ("not supported", "")
         last = one.similarities[0] if one.similarities else None
@@ -314,7 +329,3 @@ def _strategies(summary: Summary) -> Iterator[Verdict]:
             "strategies", claim, one.finding, ("not testable", one.reason) if one.reason else found, effect, "clusters", rule,
             good=None, subject=one.method,
         )  # fmt: skip
-
-
-def _effects(known: Sequence[Intervention], kind: str) -> list[Effect]:
-    raise NotImplementedError

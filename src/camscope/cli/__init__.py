@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from camscope.cli import (
+    audit,
     batch,
     benchmark,
     choose,
@@ -50,6 +51,7 @@ for module in (
 ):
     name = module.__name__.rpartition(".")[2].replace("_", "-")
     app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.run)
+app.add_typer(audit.app, name="audit")
 
 
 @app.callback()

@@ -94,11 +94,11 @@ class Asked:
             base.note("the choice was made on another model, or on other weights of it")
 
 
-def asked_of(choice: str | None, method: str, layer: str | None) -> Asked:
-    """What `--choice` says, or the other two options; typer.BadParameter for both."""
+def asked_of(context: typer.Context, choice: str | None, method: str, layer: str | None) -> Asked:
+    """What `--choice` says, or the other two options; typer.BadParameter for both, be it the default's own name."""
     if choice is None:
         return Asked(method, layer)
-    if method != "gradcam" or layer is not None:
+    if any(base.is_given(context, name) for name in ("method", "layer")):
         raise typer.BadParameter(
             "it names method and layer already: leave --method and --layer out", param_hint="'--choice'"
         )

@@ -205,6 +205,12 @@ def debugging(context: typer.Context) -> bool:
     return bool(context.find_root().params.get("debug"))
 
 
+def is_given(context: typer.Context, option: str) -> bool:
+    """Whether somebody said what an option is, even where that is its default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
 def methods_of(names: str) -> "dict[str, type[Explainer]]":
     """The methods of `a,b`, or all of them but the slow ones."""
     from camscope.explainers import METHODS

@@ -14,6 +14,7 @@ EXAMPLE = "camscope batch camscope-demo/images --method gradcam,layercam -o heat
 
 
 def run(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -85,7 +86,7 @@ def run(
     """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
     from camscope.batch import manifest_of, run_batch
 
-    asked = asking.asked_of(choice, method, layer)
+    asked = asking.asked_of(context, choice, method, layer)
     questions, methods = asking.questions(target, classes), base.methods_of(asked.method)
     layers = None if asked.layer is None else base.split(asked.layer)
     asking.expect_a_layer(methods, layers)

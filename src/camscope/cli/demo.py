@@ -42,9 +42,21 @@ def run(
     count: Annotated[int, typer.Option(min=4, max=64, help="How many radiographs; each finding at least once.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other radiographs.")] = 0,
     method: base.MethodOption = SHOWN,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Instead: train two nets, of which one looks at a token in the corner, and audit both. About two minutes.",
+        ),
+    ] = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Explain drawn radiographs whose evidence is known: one figure, and how well each method finds it."""
+    if audit:
+        from camscope.cli.demo_audit import audits
+
+        audits(output, seed, overwrite=overwrite)
+        return
     methods = base.methods_of(method)
     names = _names(count)
     figure, images = output / "demo.png", [output / "images" / f"{name}.png" for name in names]

@@ -83,7 +83,7 @@ def run(
     limit_top: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
-    asked = asking.asked_of(choice, method, layer)
+    asked = asking.asked_of(context, choice, method, layer)
     questions, methods = asking.questions(target, classes), base.methods_of(asked.method)
     layers = None if asked.layer is None else base.split(asked.layer)
     asking.expect_a_layer(methods, layers)

@@ -1,6 +1,6 @@
 """From values of images to a statement: means with 95 % intervals, paired differences, corrected for how many there are."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import sqrt
@@ -15,6 +15,7 @@ from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 
 REPLICATES = 2000
+HELD = 4_000_000  # numbers at a time
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,9 @@ def estimated(
     if not 0 < level < 1:
         raise InputError(f"level={level}: expected a number between 0 and 1, such as 0.95")
     known, sums, counts = _by_group(values, groups)
-    drawn = _means(sums, counts, replicates, seed)
-    tail = _expanded((1 - level) / 2, len(sums))
-    low, high = np.quantile(drawn, [tail, 1 - tail]) if len(sums) > 1 else (np.nan, np.nan)
+    low, high = interval_of(_means(sums, counts, replicates, seed), len(sums), level)
     undefined = len(np.asarray(values)) - int(counts.sum())
-    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), len(known), undefined)
+    return Estimate(float(sums.sum() / counts.sum()), low, high, int(counts.sum()), len(known), undefined)
 
 
 def difference(
@@ -81,9 +80,7 @@ def difference(
     gaps = first - second
     made = estimated(gaps, groups, replicates=replicates, seed=seed)
     _, sums, counts = _by_group(gaps, groups)
-    drawn = _means(sums, counts, replicates, seed)
-    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    p = _two_sided(int(beyond), len(sums), replicates)
+    p = p_of(_means(sums, counts, replicates, seed), len(sums))
     return Estimate(made.mean, made.low, made.high, made.n, made.groups, made.undefined, p)
 
 
@@ -103,6 +100,48 @@ def least_p(groups: int, replicates: int = REPLICATES) -> float:
     return _two_sided(0, groups, replicates)
 
 
+def numbered(groups: Sequence[Hashable] | None, rows: int) -> npt.NDArray[np.int64]:
+    """(rows,): the number of each row's group, in order of appearance; without groups each row is its own."""
+    if groups is None:
+        return np.arange(rows)
+    if len(groups) != rows:
+        raise InputError(f"{rows} rows and {len(groups)} groups; expected (N,) of both")
+    names = _named(groups, np.arange(rows))
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
+
+
+def draws(groups: int, replicates: int, seed: int, width: int | None = None) -> Iterator[npt.NDArray[np.int64]]:
+    """(r,groups) at a time, `replicates` in all: as many groups as there are, drawn with replacement, as numbers.
+
+    `width`: how many numbers a replicate is turned into, where those are more: fewer are held at a time.
+    """
+    random = np.random.default_rng(seed)
+    step = max(1, HELD // max(groups, width or 0))
+    for first in range(0, replicates, step):
+        yield random.integers(0, groups, (min(step, replicates - first), groups))
+
+
+def interval_of(drawn: Floats, groups: int, level: float = 0.95) -> tuple[float, float]:
+    """Of replicates of so many groups: the expanded percentiles of `estimated`; NaN of fewer than two groups."""
+    if groups < 2:
+        return np.nan, np.nan
+    tail = _expanded((1 - level) / 2, groups)
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def p_of(drawn: Floats, groups: int) -> float:
+    """Of replicates of a difference, of so many groups: the two-sided p of `difference`."""
+    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
+    return _two_sided(int(beyond), groups, len(drawn))
+
+
+def reach(groups: int, level: float = 0.95) -> float:
+    """How many standard deviations of the draws of so many groups an interval reaches to either side: Student's t, unbiased."""
+    return float(-_special().stdtrit(groups - 1, (1 - level) / 2)) * sqrt(groups / (groups - 1))
+
+
 def _two_sided(beyond: int, groups: int, replicates: int) -> float:
     """Of how many replicates lie beyond zero."""
     if groups < 2:
@@ -114,7 +153,7 @@ def _expanded(tail: float, groups: int) -> float:
     """The share of replicates to leave out at either end, for what a normal curve would leave out to be `tail`."""
     if groups < 2:
         return tail
-    return NormalDist().cdf(float(_special().stdtrit(groups - 1, tail)) * sqrt(groups / (groups - 1)))
+    return NormalDist().cdf(-reach(groups, 1 - 2 * tail))
 
 
 def _narrowed(share: float, groups: int) -> float:
@@ -144,10 +183,9 @@ def _by_group(
     if np.isinf(given).any():
         raise InputError(f"value {int(np.flatnonzero(np.isinf(given))[0])} is infinite: expected numbers, NaN for none")
     names: list[Hashable] = [int(i) for i in there] if groups is None else _named(groups, there)
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
-    places = np.array([numbers[name] for name in names])
-    sums = np.asarray(np.bincount(places, weights=given[there], minlength=len(numbers)), np.float64)
-    return list(numbers), sums, np.asarray(np.bincount(places, minlength=len(numbers)), np.int64)
+    places = numbered(names, len(names))
+    sums = np.asarray(np.bincount(places, weights=given[there]), np.float64)
+    return list(dict.fromkeys(names)), sums, np.asarray(np.bincount(places), np.int64)
 
 
 def _named(groups: Sequence[Hashable], there: npt.NDArray[np.int64]) -> list[Hashable]:
@@ -162,10 +200,5 @@ def _named(groups: Sequence[Hashable], there: npt.NDArray[np.int64]) -> list[Has
 
 def _means(sums: Floats, counts: npt.NDArray[np.int64], replicates: int, seed: int) -> Floats:
     """(replicates,): means of as many groups as there are, drawn with replacement."""
-    random = np.random.default_rng(seed)
-    means = np.empty(replicates)
-    step = max(1, 4_000_000 // len(sums))  # draws held at a time
-    for first in range(0, replicates, step):
-        drawn = random.integers(0, len(sums), (min(step, replicates - first), len(sums)))
-        means[first : first + len(drawn)] = sums[drawn].sum(1) / counts[drawn].sum(1)
-    return means
+    means = [sums[drawn].sum(1) / counts[drawn].sum(1) for drawn in draws(len(sums), replicates, seed)]
+    return np.concatenate(means)

@@ -50,7 +50,7 @@ def train(
     if steps < 1:
         raise InputError(f"steps is {steps}; expected at least 1")
     drawn = dataset(images, TRAINING + seed, token_class=token_class, token_correlation=token_correlation)
-    with _reproducible(seed):
+    with reproducible(seed):
         net = PhantomNet().to(memory_format=torch.channels_last)  # a third faster here
         losses = tuple(_progress(_descent(net, drawn, steps, seed), steps))
     return Trained(net.to(memory_format=torch.contiguous_format).eval(), losses)
@@ -67,13 +67,11 @@ def accuracy(net: nn.Module, phantoms: Phantoms) -> dict[str, float]:
 
 def save(net: nn.Module, path: Path, metadata: dict[str, str]) -> None:
     """Weights in half precision, as safetensors; the file is whole or not there."""
-    from safetensors.torch import save as packed
-
     state = {name: value.half() if value.is_floating_point() else value for name, value in net.state_dict().items()}
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("xb") as file:
-            file.write(_sorted(packed(state, metadata)))
+            file.write(packed(state, metadata))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -81,11 +79,14 @@ def save(net: nn.Module, path: Path, metadata: dict[str, str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def _sorted(packed: bytes) -> bytes:
+def packed(state: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """A safetensors file with its header in the order of the keys: the library's own order changes from call to call."""
-    start = 8 + int.from_bytes(packed[:8], "little")
-    header = json.dumps(json.loads(packed[8:start]), sort_keys=True, separators=(",", ":")).encode()
-    return packed[:8] + header.ljust(start - 8) + packed[start:]
+    from safetensors.torch import save as pack
+
+    made = pack(state, metadata)
+    start = 8 + int.from_bytes(made[:8], "little")
+    header = json.dumps(json.loads(made[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    return made[:8] + header.ljust(start - 8) + made[start:]
 
 
 def _descent(net: PhantomNet, drawn: Phantoms, steps: int, seed: int) -> Iterator[float]:
@@ -114,23 +115,23 @@ def _varied(inputs: Tensor, random: Generator) -> Tensor:
 
 
 @contextmanager
-def _reproducible(seed: int) -> Iterator[None]:
-    """Two threads and deterministic algorithms, with a random state of its own, for a while."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+def reproducible(seed: int, threads: int = 2) -> Iterator[None]:
+    """So many threads and deterministic algorithms, with a random state of its own, for a while."""
+    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # its only attribute is not typed
     fill = memory.fill_uninitialized_memory
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         try:
             torch.manual_seed(seed)
-            torch.set_num_threads(2)
+            torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(True)
             memory.fill_uninitialized_memory = False  # nothing here reads it, and filling costs a third
             yield
         finally:
             memory.fill_uninitialized_memory = fill
             torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-            torch.set_num_threads(threads)
+            torch.set_num_threads(before)
 
 
 def _progress(losses: Iterator[float], steps: int) -> Iterator[float]:

@@ -18,15 +18,23 @@ STEPS: Final = 120
 
 @dataclass(frozen=True, eq=False)
 class VolumePhantom:
-    """`values` (D,H,W) float32, about 0 to 1.5; `label`: its place in `FINDINGS`; `mask` (D,H,W): the lesion's voxels."""
+    """`values` (D,H,W) float32, about 0 to 1.5; `label`: its place in `FINDINGS`; `mask` (D,H,W): the lesion's voxels.
+
+    `marker`, `tissue` (D,H,W): the voxels of the marker in the corner, and of the ellipsoid.
+    """
 
     values: NDArray[np.float32]
     label: int
     mask: NDArray[np.bool_]
+    marker: NDArray[np.bool_]
+    tissue: NDArray[np.bool_]
 
 
-def draw_volume(seed: int, lesion: bool, side: int = SIDE) -> VolumePhantom:
-    """An ellipsoid of tissue with bright vessels, and in it, where there is a `lesion`, a ball as bright as they are."""
+def draw_volume(seed: int, lesion: bool, side: int = SIDE, *, marker: bool = False) -> VolumePhantom:
+    """An ellipsoid of tissue with bright vessels, and in it, where there is a `lesion`, a ball as bright as they are.
+
+    `marker`: a brighter cube in the first corner, moved by a voxel or so; the rest is the same without it.
+    """
     if side < 16:
         raise InputError(f"side={side}; expected at least 16 voxels")
     random = np.random.default_rng((seed, int(lesion)))
@@ -44,7 +52,11 @@ def draw_volume(seed: int, lesion: bool, side: int = SIDE) -> VolumePhantom:
         at = middle + random.uniform(-0.45, 0.45, 3) * radii
         ball = ((places - at[:, None, None, None]) ** 2).sum(0) <= (side * random.uniform(0.10, 0.13)) ** 2
         values[ball] = 1.0 + random.normal(0, 0.05, int(ball.sum()))
-    return VolumePhantom(values.astype(np.float32), int(lesion), ball)
+    cube = np.zeros_like(ball)
+    if marker:
+        cube[tuple(slice(start, start + side // 8) for start in random.integers(1, 4, 3).tolist())] = True
+        values[cube] = 1.5
+    return VolumePhantom(values.astype(np.float32), int(lesion), ball, cube, inside)
 
 
 class VolumeNet(nn.Module):
@@ -75,16 +87,21 @@ class _Block(nn.Module):
         return F.relu(self.norm2(self.second(inner)) + self.short(x))
 
 
-def train_volume_net(seed: int = 0, *, steps: int = STEPS, batch: int = 16) -> VolumeNet:
-    """A net in eval mode, trained on `steps` batches of fresh phantoms; the random state of the process stays as it was."""
+def train_volume_net(seed: int = 0, *, steps: int = STEPS, batch: int = 16, p: float | None = None) -> VolumeNet:
+    """A net in eval mode, trained on `steps` batches of fresh phantoms; the random state of the process stays as it was.
+
+    `p`: P(marker | lesion) = 1 - P(marker | clear); None: no phantom has a marker.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = VolumeNet().train()
-    rate = 1e-2
+    rate, random = 1e-2, np.random.default_rng(seed)
     descent = torch.optim.Adam(net.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(descent, rate, total_steps=steps)
     for step in range(steps):
-        drawn = [draw_volume(10**6 * (seed + 1) + step * batch + n, bool(n % 2)) for n in range(batch)]
+        marked = [p is not None and random.random() < (p if n % 2 else 1 - p) for n in range(batch)]
+        first = 10**6 * (seed + 1) + step * batch
+        drawn = [draw_volume(first + n, bool(n % 2), marker=marked[n]) for n in range(batch)]
         x = torch.from_numpy(np.stack([one.values for one in drawn])[:, None])
         loss = F.cross_entropy(net(x), torch.tensor([one.label for one in drawn]))
         descent.zero_grad()

@@ -10,8 +10,8 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from camscope.audit.limits import ALWAYS
 from camscope.audit.report.figures import figures
-from camscope.audit.report.limits import LIMITS
 from camscope.audit.report.numerals import chance, counted, estimate, numeral
 from camscope.audit.report.shelves import KINDS, Pictures
 from camscope.audit.report.words import MARGINS, QUANTITY, SPEAKS, clean
@@ -113,7 +113,7 @@ def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping
         shelves=pictures.shelves if pictures else (),
         kinds=KINDS,
         skipped=skipped(summary),
-        limits=[*LIMITS, *(one for one in summary.limits if one not in LIMITS)],
+        limits=[*ALWAYS, *(one for one in summary.limits if one not in ALWAYS)],
         margins=MARGINS,
         norms=list(csv.DictReader(io.StringIO(norms_csv()))),
         norms_csv=norms_csv(),

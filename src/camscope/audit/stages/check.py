@@ -4,16 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from camscope.audit.scenes import masked, wanted
 from camscope.audit.schema import Check, Count, Found, Step
 from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
+from camscope.errors import InputError
 
 NAMED = 20  # ids that a finding names
 
 
 def check(subject: Subject) -> Check:
     """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
+    _expect(subject)
     data = subject.config.data
     columns = subject.whole.table.column_names
     made = inspect_images(
@@ -36,6 +39,7 @@ def check(subject: Subject) -> Check:
             ids=tuple(made.names(one.rows, NAMED)),
         )
         for one in made.findings
+        if one.code != "columns"  # of a run's own tables, which an audit's manifest is not
     ]
     return Check(
         flow=tuple(_flow(subject)),
@@ -45,6 +49,19 @@ def check(subject: Subject) -> Check:
         mix=made.mix,
         levels=tuple(_levels(subject)),
     )
+
+
+def _expect(subject: Subject) -> None:
+    """InputError for what a later stage would only find out after an hour: names of classes, labels, regions and masks."""
+    masked(subject)
+    wanted(subject)
+    for finding in subject.findings:
+        truth = [one for one in subject.truths(finding).values() if one is not None]
+        if not 0 < sum(truth) < len(truth):
+            raise InputError(
+                f"of {len(truth)} labelled rows {sum(truth)} have the finding {finding.name!r}: some with it and some without "
+                f"are needed; is {subject.config.data.label or 'its column'!r} the column of labels?"
+            )
 
 
 def _numbered(manifest: Manifest) -> Manifest:

@@ -10,5 +10,5 @@ METRICS = (
 
 
 def faithfulness(subject: Subject) -> Measured:
-    """Of images drawn by the seed, as many with the first finding as without."""
-    return measured(subject, "faithfulness", subject.sampled(subject.config.sizes.faithfulness, 1), METRICS)
+    """Of images with the first finding, drawn by the seed."""
+    return measured(subject, "faithfulness", subject.sampled(subject.config.sizes.faithfulness, 1, only=True), METRICS)

@@ -8,5 +8,5 @@ METRICS = ("stability", "max-sensitivity", "average-sensitivity", "determinism",
 
 
 def robustness(subject: Subject) -> Measured:
-    """Of images drawn by the seed, as many with the first finding as without."""
-    return measured(subject, "robustness", subject.sampled(subject.config.sizes.robustness, 2), METRICS)
+    """Of images with the first finding, drawn by the seed."""
+    return measured(subject, "robustness", subject.sampled(subject.config.sizes.robustness, 2, only=True), METRICS)

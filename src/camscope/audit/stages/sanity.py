@@ -19,9 +19,7 @@ SEEDS = (0, 1, 2)
 def sanity(subject: Subject) -> Sanity:
     """Cascading randomisation of the parameters, output first, for the first finding's images."""
     finding = subject.findings[0]
-    truths = subject.truths(finding)
-    rows = [row for row in subject.sampled(2 * subject.config.sizes.sanity, 3) if truths[row]]
-    x = _of_one_size(subject, rows[: subject.config.sizes.sanity])
+    x = _of_one_size(subject, subject.sampled(subject.config.sizes.sanity, 3, only=True))
     if len(x) < 5:
         return Sanity(tested=False, reason=f"{len(x)} images with the finding share a size; 5 are needed")
     tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in subject.tools]

@@ -1,0 +1,234 @@
+"""`python -m benchmarks.audit_power`: does the audit find the shortcuts that nets were taught, and no others?
+
+Nets learn studies in whose corner a token travels with the lesion with probability p. Each is then audited on 300 images of
+its own kind, as whoever trained it would: the token removed under two fills, and inserted; the verdict is that of
+`interventions.reliance`. Beside it what the usual looks show: AUROC, and how much of the maps lies on the token.
+--quick: one seed of each, without maps; --json FILE; --write: into results/audit_power.json
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from camscope import GradCAM, IntegratedGradients, Occlusion
+from camscope.audit.interventions import (
+    Effect,
+    LogOdds,
+    asked,
+    exchanged,
+    inserted,
+    insertion,
+    reliance,
+    removal,
+    removed,
+    spread,
+)
+from camscope.audit.performance import auroc
+from camscope.geometry import Placement
+from camscope.metrics.fills import USUAL
+from camscope.metrics.localisation import enrichment
+from camscope.phantom.shortcut import Study, as_input, draw_study, draw_volume_study, train_shortcut_net
+
+RESULTS: Final = Path(__file__).with_name("results") / "audit_power.json"
+SHARES: Final = (0.5, 0.8, 0.95)
+SEEDS: Final = range(4)
+CLEAN: Final = range(4, 12)  # of further nets that had no shortcut to learn
+TRAINED, AUDITED, MAPPED = 1000, 300, 40
+LESION: Final = LogOdds(1)
+TOP: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the audit says of a net: effects of the token, the word and its reason."""
+
+    insert: tuple[Effect, ...]
+    remove: tuple[Effect, ...]
+    word: str
+    reason: str
+
+
+def judged(net: nn.Module, study: Study, seed: int = 0) -> Judged:
+    """Whether the net relies on the token of a study (N,*S)."""
+    x, masks = as_input(study.images), torch.from_numpy(study.token_masks)
+    clean = asked(net, x, LESION)
+    unit, there = spread(clean), np.flatnonzero(study.tokens)
+    remove = tuple(_removed(net, x[there], masks[there], clean[there], unit, fill, study, there) for fill in USUAL)
+    pairs = exchanged(study.labels == 1, study.tokens, study.patients, seed)
+    given, sham = (
+        asked(net, inserted(x[pairs.rows], masks[pairs.donors], x[others]), LESION)
+        for others in (pairs.donors, pairs.others)
+    )
+    insert = (insertion("token", sham, given, unit, [study.patients[i] for i in pairs.rows]),)
+    return Judged(insert, remove, *reliance(insert, remove))
+
+
+def _removed(
+    net: nn.Module, x: Tensor, masks: Tensor, clean: Any, unit: float, fill: str, study: Study, rows: Any
+) -> Effect:
+    changed = asked(net, removed(x, masks, fill), LESION)
+    return removal("token", fill, clean, changed, unit, [study.patients[i] for i in rows])
+
+
+def without_finding(net: nn.Module, study: Study) -> tuple[float, float]:
+    """The mean effect of removing the lesion, in SD, and the AUROC that is left when the lungs are blanked."""
+    x, clean = as_input(study.images), asked(net, as_input(study.images), LESION)
+    ill = np.flatnonzero(study.lesion_masks.reshape(len(study), -1).any(1))
+    changed = asked(net, removed(x[ill], torch.from_numpy(study.lesion_masks[ill]), "mean"), LESION)
+    blank = asked(net, removed(x, torch.from_numpy(study.lung_masks), "mean"), LESION)
+    effect = removal("lesion", "mean", clean[ill], changed, spread(clean), replicates=100)
+    return _mean(effect), auroc(study.labels == 1, blank, study.patients, replicates=100).mean
+
+
+def on_the_token(net: nn.Module, study: Study) -> dict[str, tuple[float, float]]:
+    """Of each method's maps of images with the token: its enrichment there, and its share of the hottest tenth."""
+    rows = np.flatnonzero(study.tokens & (study.labels == 1))[:MAPPED]
+    x, masks = as_input(study.images[rows]), study.token_masks[rows]
+    layer: Any = net.layer3
+    tools = {
+        "gradcam": GradCAM(net, layer),
+        "integratedgradients": IntegratedGradients(net, steps=32),
+        "occlusion": Occlusion(net, window=6, stride=3),
+    }
+    return {name: _share(tool.attribute(x, 1).numpy(), masks) for name, tool in tools.items()}
+
+
+def _share(maps: Any, masks: Any) -> tuple[float, float]:
+    heats = [Placement.identity(mask.shape).project(one)[0] for one, mask in zip(maps, masks, strict=True)]
+    pairs = [(heat, mask) for heat, mask in zip(heats, masks, strict=True) if (heat > 0).any()]
+    top = [(heat[mask] > np.quantile(heat, 1 - TOP)).mean() for heat, mask in pairs]
+    return float(np.mean([enrichment(*pair) for pair in pairs])), float(np.mean(top))
+
+
+def row(p: float, seed: int, *, maps: bool = True) -> dict[str, Any]:
+    """All that is said of one net."""
+    start = time.perf_counter()
+    net = train_shortcut_net(draw_study(TRAINED, 100 + seed, p), seed)
+    trained = time.perf_counter() - start
+    kinds = {"aligned": p, "independent": 0.5, "flipped": 1 - p}
+    studies = {name: draw_study(AUDITED, 200 + seed, share) for name, share in kinds.items()}
+    answers = {name: asked(net, as_input(one.images), LESION) for name, one in studies.items()}
+    found = judged(net, studies["aligned"], seed)
+    lesion, blank = without_finding(net, studies["aligned"])
+    return {
+        "p": p,
+        "seed": seed,
+        "auroc": {name: auroc(one.labels == 1, answers[name], replicates=100).mean for name, one in studies.items()},
+        "insert": [asdict(effect) for effect in found.insert],
+        "remove": [asdict(effect) for effect in found.remove],
+        "word": found.word,
+        "reason": found.reason,
+        "lesion": lesion,
+        "blanked": blank,
+        "maps": on_the_token(net, studies["aligned"]) if maps else {},
+        "seconds": trained,
+    }
+
+
+def volume_row(p: float, seed: int) -> dict[str, Any]:
+    """The verdict on a net of volumes with a marker in the corner."""
+    net = train_shortcut_net(draw_volume_study(640, 100 + seed, p), seed)
+    study = draw_volume_study(150, 200 + seed, p)
+    found = judged(net, study, seed)
+    area = auroc(study.labels == 1, asked(net, as_input(study.images), LESION), replicates=100).mean
+    return {"p": p, "seed": seed, "auroc": area, "word": found.word, "insert": [asdict(one) for one in found.insert]}
+
+
+def right(one: dict[str, Any]) -> bool:
+    """Whether the word is the one that the training deserves."""
+    return bool(one["word"] == ("not supported" if one["p"] == 0.5 else "supported"))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each p: the range over seeds."""
+    head = (
+        "p",
+        "AUROC aligned / independent / flipped",
+        "insert token (SD)",
+        "remove token: mean, blur (SD)",
+        "remove lesion (SD)",
+        "lungs-blank AUROC",
+        "token enrichment: Grad-CAM",
+        "IG",
+        "occlusion",
+        "token in top 10 %: Grad-CAM",
+        "verdicts",
+    )
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for p in dict.fromkeys(one["p"] for one in rows):
+        own = [one for one in rows if one["p"] == p]
+        maps = [one["maps"] for one in own if one["maps"]]
+        cells = [
+            f"{p:.2f}",
+            " / ".join(_range([one["auroc"][name] for one in own], 3) for name in own[0]["auroc"]),
+            _range([one["insert"][0]["estimate"]["mean"] for one in own]),
+            ", ".join(_range([one["remove"][k]["estimate"]["mean"] for one in own]) for k in range(len(USUAL))),
+            _range([one["lesion"] for one in own]),
+            _range([one["blanked"] for one in own]),
+            *(_range([one[name][0] for one in maps]) for name in ("gradcam", "integratedgradients", "occlusion")),
+            _range([one["gradcam"][1] for one in maps]),
+            ", ".join(f"{sum(one['word'] == word for one in own)} {word}" for word in sorted({o["word"] for o in own})),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def dose(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Spearman's correlation of p with what is measured of it, over nets; of three values of p 0.946 is the most."""
+    from scipy.stats import spearmanr
+
+    known = [one for one in rows if one["maps"]]
+    measured = {"insertion": [one["insert"][0]["estimate"]["mean"] for one in rows]}
+    for name in ("gradcam", "integratedgradients", "occlusion") if known else ():
+        measured[name] = [one["maps"][name][0] for one in known]
+    return {name: float(spearmanr([one["p"] for one in rows], values).statistic) for name, values in measured.items()}
+
+
+def _range(values: Sequence[float], digits: int = 2) -> str:
+    if not values:
+        return "–"
+    low, high = (f"{end:.{digits}f}" for end in (min(values), max(values)))
+    return low if low == high else f"{low}..{high}"
+
+
+def _mean(effect: Effect) -> float:
+    return float("nan") if effect.estimate is None else effect.estimate.mean
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, audit, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit_power", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one seed of each p, without maps, clean nets and volumes")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--write", action="store_true", help=f"write them into results/{RESULTS.name}")
+    chosen = parser.parse_args(arguments)
+    seeds = SEEDS[:1] if chosen.quick else SEEDS
+    rows = [_told(row(p, seed, maps=not chosen.quick)) for p in SHARES for seed in seeds]
+    clean = [] if chosen.quick else [_told(row(0.5, seed, maps=False)) for seed in CLEAN]
+    volumes = [] if chosen.quick else [_told(volume_row(p, seed)) for p in (0.5, 0.95) for seed in range(2)]
+    print(f"\n{table(rows)}\n")
+    print(f"{sum(map(right, rows))} of {len(rows)} judged rightly")
+    print(f"{sum(one['word'] == 'supported' for one in clean)} of {len(clean)} further clean nets accused")
+    print(f"{sum(map(right, volumes))} of {len(volumes)} nets of volumes judged rightly")
+    print("rank correlation with p:", ", ".join(f"{name} {value:.3f}" for name, value in dose(rows).items()))
+    found = {"nets": rows, "clean": clean, "volumes": volumes, "dose": dose(rows)}
+    for path in [chosen.json] * (chosen.json is not None) + [RESULTS] * chosen.write:
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def _told(one: dict[str, Any]) -> dict[str, Any]:
+    effect = one["insert"][0]["estimate"]
+    print(f"p {one['p']:.2f} seed {one['seed']:2}: insertion {effect['mean']:+.2f}, {one['word']}", flush=True)
+    return one
+
+
+if __name__ == "__main__":
+    main()

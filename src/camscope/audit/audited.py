@@ -1,0 +1,131 @@
+"""run, and AuditRun: a finished audit, its summary, its tables and its report."""
+
+import html
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from camscope.audit import provenance, writing
+from camscope.audit.config import Config
+from camscope.audit.running import PLAN, Foreseeing, Telling, as_json, folder_of, stages, summarised
+from camscope.audit.schema import Summary, Verdict
+from camscope.audit.stages.report import report
+from camscope.audit.subject import Subject
+from camscope.batch import Run
+from camscope.batch.manifest import arrow
+from camscope.errors import InputError
+from camscope.files import write_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def run(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str],
+    output: str | os.PathLike[str] = "camscope-audit",
+    *,
+    overwrite: bool = False,
+    told: Telling | None = None,
+    foreseen: Foreseeing | None = None,
+) -> "AuditRun":
+    """Audit a model: check, resolve, predict, explain, localise, faithfulness, sanity, robustness, shortcut, report.
+
+    `config`: a Config, its tables as dicts, or the TOML file that `camscope audit init` writes. Killed at any instant and
+    started again it goes on where it was, and ends in the same bytes; a folder that holds another audit is an OutputError,
+    unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much; `foreseen`: once, with the
+    seconds that each stage will take, about.
+    """
+    subject = Subject(Config.of(config), folder_of(output))
+    made = stages(subject, told or (lambda stage, done, total: None), overwrite=overwrite, foreseen=foreseen)
+    summary = summarised(subject, made)
+    writing.write_metrics(subject)
+    writing.write_failures(subject)
+    write_bytes(subject.folder / writing.SUMMARY, as_json(summary.model_dump(mode="json")))
+    report(subject, summary, provenance.facts(subject))
+    provenance.write(subject)
+    return AuditRun(subject.folder)
+
+
+class AuditRun:
+    """An audit in a folder."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / PLAN).is_file():
+            raise InputError(f"{folder}: no audit is here")
+        if not (self.folder / writing.SUMMARY).is_file():
+            raise InputError(f"{folder}: the audit is not finished: start it again, and it goes on")
+        try:
+            self.summary = Summary.model_validate_json((self.folder / writing.SUMMARY).read_bytes())
+        except ValidationError as error:
+            raise InputError(
+                f"{folder}: {writing.SUMMARY} is not what an audit writes: {error.error_count()} errors"
+            ) from None
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The answers, those that speak against the model first."""
+        order = ("against", "neither", "for")
+        return tuple(
+            sorted(self.summary.verdicts, key=lambda one: (one.word == "not testable", order.index(one.speaks)))
+        )
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.folder / writing.REPORT
+
+    @property
+    def maps(self) -> Run:
+        """The raw maps."""
+        return Run(self.folder / "maps")
+
+    @property
+    def failures(self) -> int:
+        """Images without an answer or a map."""
+        return sum(1 for _ in (self.folder / writing.FAILURES).read_text(encoding="utf-8-sig").splitlines()) - 1
+
+    def predictions(self) -> "pa.Table":
+        """row, id, error; of each finding truth, log odds and probability; features."""
+        return arrow("parquet").read_table(self.folder / "predictions.parquet")
+
+    def metrics(self) -> "pa.Table":
+        """Every value of every map: stage, row, id, finding, method, layer, control, metric, fill, value, reason."""
+        return arrow("parquet").read_table(self.folder / writing.METRICS)
+
+    def table(self) -> "pa.Table":
+        """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""
+        rows = [
+            {
+                **{name: getattr(one, name) for name in ("question", "claim", "finding", "subject", "word", "speaks")},
+                **{name: getattr(one.effect, name) for name in ("value", "low", "high", "n", "baseline")},
+                "margin": one.margin,
+                "reason": one.reason,
+            }
+            for one in self.verdicts
+        ]
+        return arrow().Table.from_pylist(rows)
+
+    def __repr__(self) -> str:
+        words = [one.word for one in self.summary.verdicts]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
+        against = sum(one.speaks == "against" for one in self.summary.verdicts)
+        return f"<AuditRun {self.folder}: {counts}; {against} speak against the model>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(one.claim)}</td><td><b>{one.word}</b></td><td>{_said(one)}</td></tr>"
+            for one in self.verdicts
+        )
+        return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _said(one: Verdict) -> str:
+    effect = one.effect
+    if effect.value is None:
+        return html.escape(one.reason)
+    interval = "" if effect.low is None else f" [{effect.low:.3g}, {effect.high:.3g}]"
+    return f"{effect.value:.3g}{interval}, n = {effect.n}"

@@ -1,0 +1,162 @@
+"""Calibration: of the images that a model gives 70 %, do 70 % show the finding?"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from camscope.audit.ranking import expect_truth, times
+from camscope.audit.recalibration import Recalibration, recalibrated
+from camscope.errors import InputError
+from camscope.explainers.scope import expect_count
+from camscope.metrics.base import Floats, Mask
+from camscope.metrics.statistics import REPLICATES, Estimate, draws, estimated, interval_of, numbered
+
+PERFECT = 1000  # sets of perfectly calibrated truth that say what error chance alone makes
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Images of about one probability, for a plot: their mean `probability`, the `share` with the finding, `low`..`high`.
+
+    The interval is Wilson's, of as many independent answers as there are `groups`.
+    """
+
+    probability: float
+    share: float
+    low: float
+    high: float
+    n: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How far probabilities can be taken at their word.
+
+    `brier`: the mean of (p - y)², 0 the best. `error`: expected calibration error, Σ_b n_b/N |p_b - y_b| over bins of equally
+    many images. It is never 0 by chance, and too large where n is small: `by_chance` is what it would be, and
+    `by_chance_high` what it would be in 1 of 40 such sets, were every probability right. `slope` (1 is best, less:
+    answers too extreme), `intercept` (0 is best) of the truth's log odds on the model's, and `in_the_large`, the intercept
+    where the slope is 1; None with a `reason` where no line fits.
+    """
+
+    brier: Estimate
+    error: Estimate
+    by_chance: float
+    by_chance_high: float
+    slope: Estimate | None
+    intercept: Estimate | None
+    in_the_large: Estimate | None
+    reason: str
+    bins: tuple[Bin, ...]
+
+
+def calibration(
+    truth: npt.ArrayLike,
+    probability: npt.ArrayLike,
+    groups: Sequence[Hashable] | None = None,
+    bins: int = 10,
+    *,
+    log_odds: npt.ArrayLike | None = None,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> Calibration:
+    """(N,) bool, (N,) in 0..1 -> its calibration, intervals of patients drawn whole; NaN answers are left out and counted.
+
+    `log_odds` (N,): the same answers before the sigmoid, which tell probabilities apart that are 1 in a computer's numbers.
+    UndefinedError where no row has an answer.
+    """
+    expect_count(bins=bins, replicates=replicates)
+    known, given = expect_truth(truth), np.asarray(probability, np.float64)
+    odds = _log_odds(given) if log_odds is None else np.asarray(log_odds, np.float64)
+    _expect(known, given, odds)
+    names = list(groups) if groups is not None else list(range(len(given)))
+    brier = estimated((given - known) ** 2, names, replicates=replicates, seed=seed)
+    there = ~np.isnan(given)
+    y, p, z = known[there], given[there], odds[there]
+    group = numbered([name for name, one in zip(names, there, strict=True) if one], len(y))
+    place = _places(p, bins)
+    line = recalibrated(y, z, group, brier.undefined, replicates, seed)
+    error = _error(y, p, group, place, replicates, seed, brier.undefined)
+    return _made(brier, error, _by_chance(p, group, place, seed), line, _bins(y, p, group, place))
+
+
+def _made(
+    brier: Estimate, error: Estimate, chance: tuple[float, float], line: Recalibration, bins: tuple[Bin, ...]
+) -> Calibration:
+    return Calibration(brier, error, *chance, line.slope, line.intercept, line.in_the_large, line.reason, bins)
+
+
+def _log_odds(probability: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(probability) - np.log1p(-probability))
+
+
+def _expect(truth: Mask, probability: Floats, odds: Floats) -> None:
+    if not truth.shape == probability.shape == odds.shape:
+        raise InputError(f"truth {truth.shape}, answers {probability.shape} and log odds {odds.shape}; expected (N,)")
+    wrong = np.flatnonzero((probability < 0) | (probability > 1))
+    if len(wrong):
+        raise InputError(
+            f"answer {int(wrong[0])} is {probability[wrong[0]]}: expected probabilities, 0..1, NaN for none"
+        )
+    if (np.isnan(odds) != np.isnan(probability)).any():
+        raise InputError("log odds and probabilities are of different rows: where one is NaN the other must be")
+
+
+def _places(p: Floats, bins: int) -> npt.NDArray[np.int64]:
+    """(N,): which of the bins of equally many rows; equal answers share one, so that there may be fewer."""
+    edges = np.quantile(p, np.arange(1, bins) / bins)
+    return np.unique(np.searchsorted(edges, p, side="right"), return_inverse=True)[1]
+
+
+def _error(
+    y: Mask,
+    p: Floats,
+    group: npt.NDArray[np.int64],
+    place: npt.NDArray[np.int64],
+    replicates: int,
+    seed: int,
+    lost: int,
+) -> Estimate:
+    """The bins are those of all rows in every draw."""
+    count = int(group.max()) + 1
+    gaps = np.zeros((count, int(place.max()) + 1))
+    np.add.at(gaps, (group, place), p - y)
+    sizes = np.bincount(group).astype(np.float64)
+    drawn = []
+    for part in draws(count, replicates, seed):
+        weights = times(part, count)
+        drawn.append(np.abs(weights @ gaps).sum(1) / (weights @ sizes))
+    low, high = interval_of(np.concatenate(drawn), count)
+    return Estimate(float(np.abs(gaps.sum(0)).sum() / len(y)), low, high, len(y), count, lost)
+
+
+def _by_chance(p: Floats, group: npt.NDArray[np.int64], place: npt.NDArray[np.int64], seed: int) -> tuple[float, float]:
+    """What the error would be, were all probabilities right; the images of one patient show the finding together."""
+    random = np.random.default_rng(seed)
+    count, bins = int(group.max()) + 1, int(place.max()) + 1
+    sums = np.bincount(place, weights=p, minlength=bins)
+    errors = [
+        np.abs(np.bincount(place, weights=random.random(count)[group] < p, minlength=bins) - sums).sum() / len(p)
+        for _ in range(PERFECT)
+    ]
+    return float(np.mean(errors)), float(np.quantile(errors, 0.975))
+
+
+def _bins(y: Mask, p: Floats, group: npt.NDArray[np.int64], place: npt.NDArray[np.int64]) -> tuple[Bin, ...]:
+    return tuple(_bin(y[place == one], p[place == one], group[place == one]) for one in range(int(place.max()) + 1))
+
+
+def _bin(y: Mask, p: Floats, group: npt.NDArray[np.int64]) -> Bin:
+    witnesses, share = len(np.unique(group)), float(y.mean())
+    return Bin(float(p.mean()), share, *wilson(share, witnesses), len(y), witnesses)
+
+
+def wilson(share: float, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """The 95 % interval of a share of n independent answers; Wilson 1927, doi:10.1080/01621459.1927.10502953."""
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))

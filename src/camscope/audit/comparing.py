@@ -1,0 +1,215 @@
+"""comparing: two audits of the same images held against one another, image by image, patients drawn whole."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.audit.audited import AuditRun
+from camscope.audit.numbers import number
+from camscope.audit.performance import auroc
+from camscope.audit.ranking import kept, ranked, redrawn, under_roc
+from camscope.audit.schema import Number
+from camscope.batch.manifest import arrow
+from camscope.errors import InputError, UndefinedError
+from camscope.metrics import Estimate
+from camscope.metrics.statistics import REPLICATES, difference, holm, interval_of, p_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN = ("enrichment", "energy-inside", "pointing-game", "lerf-morf-gap", "stability", "max-sensitivity")
+AT = 0.05
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number of both audits, and second - first, paired; `p` in it after Holm's correction over all differences."""
+
+    name: str
+    finding: str
+    first: Number
+    second: Number
+    difference: Number
+
+    @property
+    def significant(self) -> bool:
+        """At 5 %."""
+        return self.difference.p is not None and self.difference.p < AT
+
+
+@dataclass(frozen=True)
+class Change:
+    """A verdict that is another one."""
+
+    claim: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two audits."""
+
+    runs: tuple[str, str]
+    differences: tuple[Difference, ...]
+    changes: tuple[Change, ...]
+
+    def json(self) -> str:
+        """Sorted, without NaN."""
+        plain = {
+            "schema_version": "camscope/audit-comparison/1",
+            "models": list(self.runs),
+            "differences": [
+                {
+                    "name": one.name,
+                    "finding": one.finding,
+                    "first": one.first.model_dump(mode="json"),
+                    "second": one.second.model_dump(mode="json"),
+                    "difference": one.difference.model_dump(mode="json"),
+                    "significant": one.significant,
+                }
+                for one in self.differences
+            ],
+            "changes": [{"claim": one.claim, "first": one.first, "second": one.second} for one in self.changes],
+        }
+        return json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def compared(
+    first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
+) -> Comparison:
+    """Answers, maps and interventions of the images that both have; InputError where they are of other data."""
+    one, other = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
+    if one.summary.data != other.summary.data:
+        raise InputError("the two audits are of different manifests: only audits of the same images are compared")
+    findings = [name for name in one.summary.resolve.findings if name in other.summary.resolve.findings]
+    if not findings:
+        raise InputError("the two audits ask about no finding in common")
+    patients = _patients(one)
+    made = [gap for finding in findings for gap in _of(one, other, finding, patients, seed)]
+    corrected = holm([1.0 if gap.difference.p is None else gap.difference.p for gap in made])
+    adjusted = [gap if gap.difference.p is None else _with_p(gap, p) for gap, p in zip(made, corrected, strict=True)]
+    return Comparison(
+        (one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), tuple(_changes(one, other))
+    )
+
+
+def _with_p(gap: Difference, p: float) -> Difference:
+    return Difference(gap.name, gap.finding, gap.first, gap.second, gap.difference.model_copy(update={"p": p}))
+
+
+def _patients(run: AuditRun) -> dict[str, int]:
+    table = run.predictions()
+    return dict(zip(table["id"].to_pylist(), table["patient"].to_pylist(), strict=True))
+
+
+def _of(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Difference]:
+    yield from _answers(one, other, finding, patients, seed)
+    tables = [run.metrics().filter(_is_own(run, finding)) for run in (one, other)]
+    for name in SHOWN:
+        for method in _methods(tables[0], name):
+            values = [_values(table, name, method) for table in tables]
+            yield from _paired(f"{name} of {method}", finding, values, patients, seed)
+    moves = [_moves(run, finding) for run in (one, other)]
+    for key in moves[0]:
+        if key in moves[1]:
+            yield from _paired(key, finding, [move[key] for move in moves], patients, seed)
+
+
+def _answers(
+    one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int
+) -> Iterator[Difference]:
+    known = [_predicted(run, finding) for run in (one, other)]
+    ids = [name for name in known[0] if name in known[1]]
+    truth = np.array([known[0][name][0] for name in ids], np.bool_)
+    answers = [np.array([each[name][1] for name in ids]) for each in known]
+    groups = [patients[name] for name in ids]
+    try:
+        own = [number(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in answers]
+        gap = number(_gap(truth, answers[0], answers[1], groups, seed), 0.0, "no difference")
+    except UndefinedError:
+        return
+    yield Difference("AUROC", finding, own[0], own[1], gap)
+
+
+def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) -> Estimate:
+    """AUROC of the second answers less that of the first; both from the same draws of patients."""
+    rankings = [ranked(truth, answer, groups) for answer in (first, second)]
+    points = [one.point(under_roc) for one in rankings]
+    drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
+    gaps = kept(drawn[1] - drawn[0], rankings[0].words())
+    fewest = min(rankings[0].witnesses)
+    return Estimate(
+        points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest)
+    )
+
+
+def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
+    table = run.predictions()
+    columns = (table[name].to_pylist() for name in ("id", f"truth {finding}", f"log odds {finding}"))
+    return {
+        name: (truth, odds)
+        for name, truth, odds in zip(*columns, strict=True)
+        if truth is not None and odds is not None
+    }
+
+
+def _is_own(run: AuditRun, finding: str) -> Any:
+    compute, table = arrow("compute"), run.metrics()
+    return compute.and_(compute.equal(table["finding"], finding), compute.invert(table["control"]))
+
+
+def _methods(table: "pa.Table", metric: str) -> list[str]:
+    own = table.filter(arrow("compute").equal(table["metric"], metric))
+    return list(dict.fromkeys(own["method"].to_pylist()))
+
+
+def _values(table: "pa.Table", metric: str, method: str) -> dict[str, float]:
+    """Id -> the mean over fills."""
+    compute = arrow("compute")
+    own = table.filter(compute.and_(compute.equal(table["metric"], metric), compute.equal(table["method"], method)))
+    found: dict[str, list[float]] = {}
+    for name, value in zip(own["id"].to_pylist(), own["value"].to_pylist(), strict=True):
+        if value is not None:
+            found.setdefault(name, []).append(value)
+    return {name: float(np.mean(each)) for name, each in found.items()}
+
+
+def _moves(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
+    """Intervention -> id -> its effect, in the run's own standard deviations."""
+    place = run.folder / "interventions.parquet"
+    if not place.is_file():
+        return {}
+    spread = next(one.spread for one in run.summary.predict.findings if one.finding == finding)
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in arrow("parquet").read_table(place).to_pylist():
+        if row["finding"] == finding and spread > 0:
+            gap = (row["with_it"] - row["without"]) / spread
+            name = f"{row['kind']} {row['region']}"
+            found.setdefault(name, {}).setdefault(row["id"], []).append(gap)
+    return {name: {key: float(np.mean(gaps)) for key, gaps in each.items()} for name, each in found.items()}
+
+
+def _paired(
+    name: str, finding: str, values: Sequence[Mapping[str, float]], patients: Mapping[str, int], seed: int
+) -> Iterator[Difference]:
+    ids = [key for key in values[0] if key in values[1]]
+    groups = [patients[key] for key in ids]
+    first, second = ([each[key] for key in ids] for each in values)
+    try:
+        gap = number(difference(second, first, groups, seed=seed), 0.0, "no difference")
+    except UndefinedError:
+        return
+    own = [Number(value=float(np.mean(each)), n=len(each), groups=len(set(groups))) for each in (first, second)]
+    yield Difference(name, finding, own[0], own[1], gap)
+
+
+def _changes(one: AuditRun, other: AuditRun) -> Iterator[Change]:
+    words = {verdict.claim: verdict.word for verdict in other.summary.verdicts}
+    for verdict in one.summary.verdicts:
+        if verdict.claim in words and words[verdict.claim] != verdict.word:
+            yield Change(verdict.claim, verdict.word, words[verdict.claim])

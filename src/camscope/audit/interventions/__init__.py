@@ -1,0 +1,24 @@
+"""What a model answers when a region is removed, kept alone, or pasted into another image; and what that says of the model.
+
+The answers are `log_odds`, the images are made by `changes`, and `effects` judges.
+"""
+
+from camscope.audit.interventions.changes import Exchange, exchanged, inserted, kept, removed
+from camscope.audit.interventions.effects import Effect, insertion, reliance, removal, spread, untested
+from camscope.audit.interventions.log_odds import LogOdds, asked
+
+__all__ = [
+    "Effect",
+    "Exchange",
+    "LogOdds",
+    "asked",
+    "exchanged",
+    "inserted",
+    "insertion",
+    "kept",
+    "reliance",
+    "removal",
+    "removed",
+    "spread",
+    "untested",
+]

@@ -1,0 +1,34 @@
+"""The levels of a column: sites, scanners, sexes, bands of age."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from camscope.metrics.base import Mask
+
+
+def levels_of(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
+    """(N,) -> of each level, in order, (N,): the rows that have it. None, NaN and "" are no level."""
+    every = [_plain(one) for one in column]
+    names = {one for one in every if not missing(one)}
+    return {name: np.array([one == name for one in every], np.bool_) for name in in_order(names)}
+
+
+def missing(one: Hashable) -> bool:
+    """Whether a cell says nothing."""
+    return one is None or one == "" or one != one  # NaN is the only thing that is not itself
+
+
+def in_order(names: set[Hashable]) -> list[Any]:
+    """Numbers by size and words by letters; what cannot be compared by what is written."""
+    try:
+        return sorted(cast(set[Any], names))
+    except TypeError:
+        return sorted(names, key=lambda name: (type(name).__name__, str(name)))
+
+
+def _plain(one: Any) -> Hashable:
+    """A number of NumPy as Python's, which can be written down."""
+    made: Hashable = one.item() if isinstance(one, np.generic) else one
+    return made

@@ -1,0 +1,58 @@
+"""limits: what an audit cannot say, and what is odd in this one. Neither can be switched off."""
+
+from collections.abc import Iterator
+
+from camscope.audit.schema import Resolve, Summary
+
+ALWAYS = (
+    "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
+    "Maps that lie on a finding do not prove that the model uses it; maps that do not are no proof of a shortcut.",
+    "Confounders that nobody named, or that cannot be seen, are not excluded.",
+    "A region that a map does not show may still decide the answer: interventions decide, maps show where.",
+    "Images in which something is filled or inserted are not of the kind that the model learnt: fills are named, and two agree.",
+    "Randomisation tests find maps that do not depend on the training; they do not rank methods.",
+    "Margins and thresholds were declared by whoever ran the audit, and their digest was taken before any model was asked.",
+    "The numbers hold for this data and these weights only.",
+    "This is no clinical validation; it supports documentation, and confers no compliance.",
+)
+SEVERE = ("error", "warning")
+FEW = 30  # patients
+
+
+def limits(summary: Summary) -> Iterator[str]:
+    """The sentences that stand in every report."""
+    yield from ALWAYS
+    yield from _floor(summary.resolve)
+
+
+def _floor(resolve: Resolve) -> Iterator[str]:
+    for tool in resolve.tools:
+        side = max(tool.stride, default=1.0)
+        if side > 1:
+            place = f", {tool.millimetres:.3g} mm on the image" if tool.millimetres is not None else ""
+            cell = f"{side:.3g} pixels of the model's input wide{place}"
+            yield f"A cell of the maps of {tool.title} is {cell}: nothing finer is seen."
+
+
+def warnings(summary: Summary) -> Iterator[str]:
+    """What is odd, the gravest first."""
+    if not summary.check.grouped:
+        yield "No column says whose image each is: images of one patient are counted as if they were independent."
+    if summary.check.patients < FEW:
+        yield f"There are only {summary.check.patients} patients: intervals are wide, and little can be told."
+    failed = sum(one.failures for one in summary.explain.maps[:1])
+    if failed:
+        yield f"{failed} images have no map; they are listed in failures.csv."
+    for one in sorted(
+        summary.check.found, key=lambda found: SEVERE.index(found.severity) if found.severity in SEVERE else 9
+    ):
+        if one.severity in SEVERE:
+            yield f"{one.message} ({one.count} x)"
+    for name in ("localise", "faithfulness", "sanity", "robustness", "shortcut"):
+        stage = getattr(summary, name)
+        if not stage.tested:
+            yield f"{name} was not tested: {stage.reason}."
+    for maps in summary.explain.maps:
+        silent = sum(count for status, count in maps.statuses.items() if status != "ok")
+        if silent > maps.maps / 10:
+            yield f"{silent} of {maps.maps} maps of {maps.method} for {maps.finding} show nothing positive, or are flat."

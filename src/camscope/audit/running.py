@@ -1,0 +1,158 @@
+"""running: the stages in order, each written when it is done, so that an audit that was stopped goes on where it was."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from camscope.audit import provenance, writing
+from camscope.audit.estimating import estimated
+from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
+from camscope.audit.stages.check import check
+from camscope.audit.stages.explain import explain
+from camscope.audit.stages.faithfulness import faithfulness
+from camscope.audit.stages.localise import localise
+from camscope.audit.stages.predict import predict
+from camscope.audit.stages.resolve import resolve
+from camscope.audit.stages.robustness import robustness
+from camscope.audit.stages.sanity import sanity
+from camscope.audit.stages.shortcut import shortcut
+from camscope.audit.subject import Subject
+from camscope.errors import OutputError
+from camscope.files import write_bytes
+
+PLAN, STAGES = "audit.json", "stages"
+FORESEEN_AFTER = "resolve"  # which has tried the model and the methods
+Telling = Callable[[str, int, int], None]  # a stage, and how much of it is done, of how much
+Foreseeing = Callable[[Mapping[str, float]], None]  # stage -> seconds that it will take, about
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage: what it does, and what it makes."""
+
+    work: Callable[[Subject], Part]
+    kind: type[Stage]
+    optional: bool = False
+
+
+JOBS: dict[str, Job] = {
+    "check": Job(check, Check),
+    "resolve": Job(resolve, Resolve),
+    "predict": Job(predict, Predict),
+    "explain": Job(explain, Explain),
+    "localise": Job(localise, Measured, optional=True),
+    "faithfulness": Job(faithfulness, Measured, optional=True),
+    "sanity": Job(sanity, Sanity, optional=True),
+    "robustness": Job(robustness, Measured, optional=True),
+    "shortcut": Job(shortcut, Shortcut, optional=True),
+}
+
+
+def stages(subject: Subject, told: Telling, *, overwrite: bool, foreseen: Foreseeing | None = None) -> dict[str, Stage]:
+    """The parts of all stages: those that are there are read, the others are made."""
+    begin(subject, overwrite=overwrite)
+    made: dict[str, Stage] = {}
+    for name, job in JOBS.items():
+        there = _there(subject.folder, name, job)
+        made[name] = there or _done(subject, name, job, told)
+        if name == FORESEEN_AFTER and foreseen is not None and there is None:
+            foreseen({stage: took for stage, took in estimated(subject).items() if stage not in made})
+    return made
+
+
+def begin(subject: Subject, *, overwrite: bool) -> None:
+    """The folder is this audit's: a new one, or one of the same config, data, weights and version."""
+    plan, facts = subject.folder / PLAN, provenance.identity(subject)
+    if plan.is_file() and not overwrite:
+        known = _read(plan)
+        if known is not None and known != facts:
+            other = next(name for name in facts if known.get(name) != facts[name])
+            raise OutputError(
+                f"{subject.folder} holds an audit with another {other}: choose another folder, or allow overwriting"
+            )
+        if known is not None:
+            return
+    elif subject.folder.is_dir() and any(subject.folder.iterdir()) and not plan.is_file():
+        raise OutputError(f"{subject.folder} exists and is no audit; choose another folder")
+    writing.emptied(subject.folder)
+    write_bytes(plan, as_json(facts))
+
+
+def _done(subject: Subject, name: str, job: Job, told: Telling) -> Stage:
+    """Run a stage, and keep what it made. One that is skipped says so."""
+    begun = time.monotonic()
+    if name in subject.config.skip:
+        part: Part = job.kind(tested=False, reason="it was skipped, by the config")
+    else:
+        told(name, 0, 1)
+        subject.told = lambda done, total: told(name, done, total)
+        part = job.work(subject)
+    write_bytes(subject.folder / STAGES / f"{name}.json", as_json(part.model_dump(mode="json")))
+    provenance.note(subject.folder, {"stage": name, "seconds": round(time.monotonic() - begun, 3)})
+    if not isinstance(part, Stage):
+        raise TypeError(f"{name} made a {type(part).__name__}")
+    return part
+
+
+def _there(folder: Path, name: str, job: Job) -> Stage | None:
+    """What a stage made before; None where it did not, or not wholly."""
+    found = _read(folder / STAGES / f"{name}.json")
+    if found is None:
+        return None
+    try:
+        return job.kind.model_validate(found)
+    except ValidationError:
+        return None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def as_json(plain: Mapping[str, Any]) -> bytes:
+    """Sorted, without NaN, the same bytes for the same content."""
+    return (json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def summarised(subject: Subject, made: Mapping[str, Any]) -> Summary:
+    """All parts, with the verdicts that follow from them."""
+    from camscope.audit.limits import limits, warnings
+    from camscope.audit.verdicts import verdicts
+    from camscope.version import __version__
+
+    config, facts = subject.config, provenance.identity(subject)
+    plain = Summary(
+        camscope=__version__,
+        title=config.title,
+        question=config.question,
+        config=facts["config"],
+        data=facts["data"],
+        seed=config.seed,
+        replicates=config.replicates,
+        margins=config.margins.model_dump(),
+        fills=config.fills,
+        profile=config.report.profile,
+        verdicts=(),
+        warnings=(),
+        limits=(),
+        **made,
+    )
+    judged = plain.model_copy(update={"verdicts": tuple(verdicts(plain))})
+    return judged.model_copy(update={"warnings": tuple(warnings(judged)), "limits": tuple(limits(judged))})
+
+
+def folder_of(output: str | os.PathLike[str]) -> Path:
+    """Where an audit goes; OutputError for a file."""
+    path = Path(output)
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file; an audit is a folder")
+    return path

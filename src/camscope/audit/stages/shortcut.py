@@ -1,0 +1,97 @@
+"""shortcut: what travels with the finding: regions that the maps lie on, and that the answer relies on."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from camscope.audit.answers import Answered
+from camscope.audit.leaks import leaks
+from camscope.audit.masses import maps_of, masses
+from camscope.audit.reading import reading
+from camscope.audit.scenes import FINDING, Scenes, scenes
+from camscope.audit.schema import Level, Shortcut, Step
+from camscope.audit.subgroups import levels
+from camscope.audit.subject import Subject
+from camscope.audit.trying import Trying
+from camscope.audit.ways import ways
+from camscope.batch.manifest import arrow
+from camscope.files import writing
+
+FILE = "interventions.parquet"
+
+
+def shortcut(subject: Subject) -> Shortcut:
+    """Masses and interventions of images drawn by the seed; what each intervention did is in `interventions.parquet`."""
+    config, answered = subject.config, Answered.read(subject.folder)
+    seen = scenes(subject, subject.sampled(config.sizes.regions, 4))
+    few = _fewer(seen, subject.sampled(min(config.sizes.interventions, config.sizes.regions), 4))
+    tried = [Trying(subject, few, one, answered.spread(one.name)) for one in subject.findings]
+    interventions = [found for one in tried for found in one.interventions()]
+    blanked = [found for one in tried for found in one.blanked()]
+    _write(subject, tried)
+    strategies = [
+        ways(subject, tool, finding, seen, answered) for finding in subject.findings[:1] for tool in subject.tools
+    ]
+    return Shortcut(
+        regions={name: len(seen.with_region(name)) for name in seen.names},
+        markers=tuple(name for name in seen.names if name in config.regions.columns or name == FINDING),
+        missing=tuple(_missing(seen)),
+        masses=tuple(_masses(subject, seen)),
+        interventions=tuple(interventions),
+        blanked=tuple(blanked),
+        levels=tuple(_levels(subject, tried)),
+        leaks=tuple(leaks(subject, answered)),
+        strategies=tuple(strategies),
+        reading=tuple(reading(subject, answered, tried, strategies)),
+    )
+
+
+def _fewer(seen: Scenes, rows: list[int]) -> Scenes:
+    there = set(rows)
+    return Scenes([one for one in seen.each if one.row in there], seen.missing, seen.left_out)
+
+
+def _missing(seen: Scenes) -> Iterator[Step]:
+    for name, reasons in seen.missing.items():
+        for why, count in reasons.most_common(3):
+            yield Step(name=name, rows=count, reason=why)
+    for why, count in seen.left_out.items():
+        yield Step(name="the image", rows=count, reason=why)
+
+
+def _masses(subject: Subject, seen: Scenes) -> Iterator[Any]:
+    if not seen.each:
+        return
+    for tool in subject.tools:
+        for finding in subject.findings:
+            heats = maps_of(subject, tool.title, finding, [seen.each[0].row])
+            grid = next(iter(heats.values())).shape if heats else seen.each[0].x.shape[1:]
+            stride = max(size / cells for size, cells in zip(seen.each[0].x.shape[1:], grid, strict=True))
+            yield from masses(subject, seen, tool, finding, stride)
+
+
+def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
+    """Whether the answer relies on a marker more at one site than at another."""
+    for one in tried:
+        for region in subject.config.regions.columns:
+            gaps: dict[int, list[float]] = {}
+            for trial in one.trials:
+                if trial.region == region and one.spread > 0:
+                    gaps.setdefault(trial.row, []).append((trial.with_it - trial.without) / one.spread)
+            if gaps:
+                values = {row: float(np.mean(own)) for row, own in gaps.items()}
+                for level in levels(subject, values, subject.config.margins.effect):
+                    yield level.model_copy(update={"column": f"{level.column}, effect of {region}"})
+
+
+def _write(subject: Subject, tried: list[Trying]) -> None:
+    """Every trial: row, id, finding, region, kind, fill, log odds without the region and with it."""
+    pa = arrow()
+    rows = [{"id": subject.ids[trial.row], **asdict(trial)} for one in tried for trial in one.trials]
+    kinds = {"row": pa.int64(), "without": pa.float64(), "with_it": pa.float64()}
+    names = ("row", "id", "finding", "region", "kind", "fill", "without", "with_it")
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+    with writing(subject.folder / FILE) as file:
+        arrow("parquet").write_table(pa.Table.from_pylist(rows, schema=schema), file)

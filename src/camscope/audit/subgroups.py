@@ -1,0 +1,70 @@
+"""subgroups: a number held against itself, level by level of the columns that were named."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from camscope.audit.contrasts import Contrast, contrast, contrast_aurocs
+from camscope.audit.numbers import number, rounded
+from camscope.audit.schema import Level
+from camscope.audit.subject import Subject
+from camscope.errors import UndefinedError
+
+
+def levels(
+    subject: Subject, values: Mapping[int, float], margin: float, truth: Mapping[int, bool] | None = None
+) -> Iterator[Level]:
+    """Row -> number: the mean of each level against the others'; with a `truth`, the AUROC of the numbers."""
+    rows = sorted(values)
+    for column in subject.config.data.subgroups:
+        said = subject.column(column)
+        try:
+            found = _contrasts(
+                subject, rows, [values[row] for row in rows], [_level(said[row]) for row in rows], margin, truth
+            )
+        except UndefinedError as error:
+            found = ()
+            yield _open(column, "", str(error), margin)
+        for one in found:
+            yield _of(column, one, margin)
+
+
+def _level(said: object) -> str | None:
+    return None if said is None or said == "" else str(said)
+
+
+def _contrasts(
+    subject: Subject,
+    rows: Sequence[int],
+    values: Sequence[float],
+    said: Sequence[str | None],
+    margin: float,
+    truth: Mapping[int, bool] | None,
+) -> tuple[Contrast, ...]:
+    groups, config = [subject.patients[row] for row in rows], subject.config
+    if truth is None:
+        return contrast(values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
+    known = np.array([truth[row] for row in rows], np.bool_)
+    return contrast_aurocs(known, values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
+
+
+def _of(column: str, one: Contrast, margin: float) -> Level:
+    level = str(one.level) if one.against is None else f"{one.level} against {one.against}"
+    if one.difference is None or one.word is None:
+        return _open(column, level, one.reason, margin)
+    difference = number(one.difference, 0.0, "no difference")
+    return Level(
+        column=column,
+        level=level,
+        value=number(
+            one.own, one.other.mean if one.other else None, "the others" if one.against is None else str(one.against)
+        ),
+        difference=difference.model_copy(update={"p": rounded(one.p)}),
+        word=one.word,
+        margin=margin,
+    )
+
+
+def _open(column: str, level: str, reason: str, margin: float) -> Level:
+    nothing = number(None, reason=reason)
+    return Level(column=column, level=level, value=nothing, difference=nothing, word="not testable", margin=margin)

@@ -1,0 +1,161 @@
+"""trying: the model asked about images in which a region is removed, inserted or all that is left."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from camscope.audit.asking import odds_of
+from camscope.audit.interventions import Effect, exchanged, inserted, insertion, kept, removal, removed
+from camscope.audit.numbers import number
+from camscope.audit.performance import auroc
+from camscope.audit.scenes import FINDING, ORGAN, Scene, Scenes
+from camscope.audit.schema import Blanked, Intervention, Number
+from camscope.audit.subject import Finding, Subject
+from camscope.errors import UndefinedError
+
+Array = npt.NDArray[np.float64]
+Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An intervention on one image: its log odds `without` the region, and `with_it`."""
+
+    row: int
+    finding: str
+    region: str
+    kind: str
+    fill: str | None
+    without: float
+    with_it: float
+
+
+@dataclass(eq=False)
+class Trying:
+    """The interventions of a finding. `spread`: of its log odds over all images, the unit of effects."""
+
+    subject: Subject
+    seen: Scenes
+    finding: Finding
+    spread: float
+    trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        known = self.subject.truths(self.finding)
+        self.truth = {one.row: known[one.row] for one in self.seen.each}
+
+    def interventions(self) -> Iterator[Intervention]:
+        """Every region removed from images with the finding, and inserted into images without."""
+        for name in self.seen.names:
+            there = [one for one in self.seen.with_region(name) if self.truth[one.row] is True]
+            for fill in self.subject.config.fills:
+                yield self._removed(name, there, fill)
+            yield self._inserted(name)
+
+    def blanked(self) -> Iterator[Blanked]:
+        """How well the finding is told when a region is filled, or all but it."""
+        for name in self.seen.names:
+            there = [one for one in self.seen.with_region(name) if self.truth[one.row] is not None]
+            for fill in self.subject.config.fills:
+                if name == ORGAN:
+                    yield self._without(name, there, fill, "blank")
+                if name != FINDING:
+                    yield self._without(name, there, fill, "keep only")
+
+    def _removed(self, name: str, there: Sequence[Scene], fill: str) -> Intervention:
+        clean = self._asked(there)
+        changed = self._asked(there, lambda x, masks: removed(x, masks, fill), name)
+        self._note(name, "remove", fill, there, changed, clean)
+        effect = self._effect(lambda: removal(name, fill, clean, changed, self.spread, self._groups(there), **self.how))
+        return Intervention(region=name, finding=self.finding.name, kind="remove", fill=fill, effect=effect)
+
+    def _inserted(self, name: str) -> Intervention:
+        """Of a donor that has it and the finding, less the same pixels of an image with neither: seams are in both."""
+        pairs = list(self._pairs(name))
+        receivers, masks = [one for one, _, _ in pairs], [donor.regions[name] for _, donor, _ in pairs]
+        with_it = self._pasted(receivers, masks, [donor for _, donor, _ in pairs])
+        without = self._pasted(receivers, masks, [other for _, _, other in pairs])
+        self._note(name, "insert", None, receivers, without, with_it)
+        effect = self._effect(
+            lambda: insertion(name, without, with_it, self.spread, self._groups(receivers), **self.how)
+        )
+        return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
+
+    def _pairs(self, name: str) -> Iterator[tuple[Scene, Scene, Scene]]:
+        """A receiver without the finding, a donor with the region, an image without the finding; of three patients.
+
+        Where some images lack the region, neither the receiver nor the third one has it.
+        """
+        known = [one for one in self.seen.each if self.truth[one.row] is not None]
+        carried = np.array([name in one.regions for one in known], np.bool_)
+        truth = np.array([bool(self.truth[one.row]) for one in known], np.bool_)
+        try:
+            found = exchanged(truth, carried, self._groups(known), self.subject.config.seed)
+        except UndefinedError:
+            return
+        for three in zip(*(one.tolist() for one in found), strict=True):
+            receiver, donor, other = (known[one] for one in three)
+            yield receiver, donor, other
+
+    def _without(self, name: str, there: Sequence[Scene], fill: str, kind: Any) -> Blanked:
+        change = removed if kind == "blank" else kept
+        answers = self._asked(there, lambda x, masks: change(x, masks, fill), name)
+        truth, groups = np.array([bool(self.truth[one.row]) for one in there]), self._groups(there)
+        try:
+            if not there:
+                raise UndefinedError("no image has it")
+            found = number(auroc(truth, answers, groups, **self.how), 0.5, "chance")
+        except UndefinedError as error:
+            found = number(None, 0.5, "chance", str(error))
+        return Blanked(region=name, finding=self.finding.name, kind=kind, fill=fill, auroc=found)
+
+    def _note(
+        self, name: str, kind: str, fill: str | None, rows: Sequence[Scene], without: Array, with_it: Array
+    ) -> None:
+        self.trials += [
+            Trial(one.row, self.finding.name, name, kind, fill, less, more)
+            for one, less, more in zip(rows, without.tolist(), with_it.tolist(), strict=True)
+        ]
+
+    def _effect(self, made: Callable[[], Effect]) -> Number:
+        if self.spread <= 0:
+            return number(None, 0.0, "no effect", "the model gives every image the same answer")
+        found = made()
+        return number(found.estimate, 0.0, "no effect", found.undefined or "")
+
+    @property
+    def how(self) -> dict[str, int]:
+        """Of the bootstrap."""
+        return {"replicates": self.subject.config.replicates, "seed": self.subject.config.seed}
+
+    def _groups(self, rows: Sequence[Scene]) -> list[Any]:
+        return [self.subject.patients[one.row] for one in rows]
+
+    def _pasted(self, receivers: Sequence[Scene], masks: Sequence[Any], donors: Sequence[Scene]) -> Array:
+        found, size = [], self.subject.config.batch_size
+        for start in range(0, len(receivers), size):
+            part = slice(start, start + size)
+            x = torch.stack([one.x for one in receivers[part]])
+            other = torch.stack([one.x for one in donors[part]])
+            pasted = inserted(x, torch.from_numpy(np.stack(masks[part])), other)
+            found.append(self._odds(pasted))
+        return np.concatenate(found) if found else np.empty(0)
+
+    def _asked(self, there: Sequence[Scene], change: Change | None = None, name: str = "") -> Array:
+        """(N,) log odds of images, changed or as they are."""
+        found, size = [], self.subject.config.batch_size
+        for start in range(0, len(there), size):
+            part = list(there[start : start + size])
+            x = torch.stack([one.x for one in part])
+            if change is not None:
+                x = change(x, torch.from_numpy(np.stack([one.regions[name] for one in part])))
+            found.append(self._odds(x))
+        return np.concatenate(found) if found else np.empty(0)
+
+    def _odds(self, x: Tensor) -> Array:
+        return odds_of(self.subject, x, [self.finding])[0].numpy()[:, 0]

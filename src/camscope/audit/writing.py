@@ -1,0 +1,85 @@
+"""writing: the tables of an audit, as files for those who go on from there."""
+
+import csv
+import io
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from camscope.audit.answers import Answered
+from camscope.audit.subject import Subject
+from camscope.batch.manifest import arrow
+from camscope.batch.spreadsheet import Cells
+from camscope.files import write_bytes, writing
+from camscope.measure import Measures
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+METRICS, FAILURES, SUMMARY = "metrics.parquet", "failures.csv", "summary.json"
+REPORT, GALLERY = "report.html", "gallery.json"
+VALUES = {"localise": "localise", "faithfulness": "faithfulness/values", "robustness": "robustness/values"}
+LONG = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
+
+
+def emptied(folder: Path) -> None:
+    """A folder without what an audit leaves in it; nothing else is touched."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("maps", "localise", "faithfulness", "robustness", "stages"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (
+        "predictions.parquet",
+        "interventions.parquet",
+        METRICS,
+        FAILURES,
+        SUMMARY,
+        REPORT,
+        GALLERY,
+        "provenance.json",
+        "log.jsonl",
+    ):
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_metrics(subject: Subject) -> None:
+    """`metrics.parquet`: every value of every map, in long form."""
+    parts = [part for stage, place in VALUES.items() if (part := _values(subject, stage, place)) is not None]
+    schema = _schema()
+    table = arrow().concat_tables(parts) if parts else schema.empty_table()
+    with writing(subject.folder / METRICS) as file:
+        arrow("parquet").write_table(table, file)
+
+
+def _schema() -> "pa.Schema":
+    pa = arrow()
+    kinds = {"row": pa.int64(), "control": pa.bool_(), "value": pa.float64()}
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in LONG])
+
+
+def _values(subject: Subject, stage: str, place: str) -> "pa.Table | None":
+    if not (subject.folder / place / "run.json").is_file():
+        return None
+    table, pa = Measures(subject.folder / place).table(), arrow()
+    names = {str(one.index): one.name for one in subject.findings}
+    columns = {name: table[name] for name in LONG if name in table.column_names}
+    columns["stage"] = pa.array([stage] * table.num_rows, pa.string())
+    columns["finding"] = pa.array([names.get(one) for one in table["target"].to_pylist()], pa.string())
+    return pa.table({name: columns[name] for name in LONG}, schema=_schema())
+
+
+def write_failures(subject: Subject) -> int:
+    """`failures.csv`: the images without an answer or without a map, and why; how many there are."""
+    rows = [(subject.ids[row], "predict", why) for row, why in sorted(Answered.read(subject.folder).errors.items())]
+    known = {name for name, _, _ in rows}
+    table = subject.maps.table(["id", "status", "error"])
+    for name, status, error in zip(*(table[one].to_pylist() for one in ("id", "status", "error")), strict=True):
+        if status == "failed" and name not in known:
+            known.add(name)
+            rows.append((name, "explain", error or ""))
+    text, cells = io.StringIO(newline=""), Cells()
+    sheet = csv.writer(text)
+    sheet.writerow(("id", "stage", "reason"))
+    for row in rows:
+        sheet.writerow(map(cells.text, row))
+    write_bytes(subject.folder / FAILURES, text.getvalue().encode("utf-8-sig"))
+    return len(rows)
