@@ -82,6 +82,10 @@ def answers(finding, auroc):
     )  # fmt: skip
 
 
+def gain(value, n):
+    return num(value, 0.0714, n=n, groups=93, baseline=0.0, name="no difference", p=0.0031)
+
+
 def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
     made = []
     best = (max if better == "more" else min)((one for one in values if one in CONTROLS), key=values.__getitem__)
@@ -92,7 +96,7 @@ def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
                 metric=metric, method=method, layer=None if control or method == PIXELS else layer or "layer4",
                 finding=finding, control=control, better=better, fill=fill,
                 value=num(value, 0.061 * abs(value) + 0.008, n=n, groups=93, baseline=values[best], name=best),
-                over=None if control else num(abs(value - values[best]), 0.0714, n=n, groups=93, baseline=0.0, name="no difference", p=0.0031),
+                over=None if control else gain(abs(value - values[best]), n),
             )
         )  # fmt: skip
     return made
@@ -200,8 +204,8 @@ def shortcut(findings, ids):
     trials = [Stability(k=k, stability=s, null=n, separation=0.31 - 0.03 * k) for k, s, n in
               ((2, 0.9412, 0.6113), (3, 0.7218, 0.5914), (4, 0.6033, 0.5527), (5, 0.5511, 0.5402))]  # fmt: skip
     clusters = (
-        Cluster(number=1, images=87, prototypes=tuple(ids[:3]), mass={"marker": 0.2113, "the finding": 0.1127}, columns=("site: A",)),
-        Cluster(number=2, images=61, prototypes=tuple(ids[3:6]), mass={"marker": 0.0124, "the finding": 0.5218}, columns=("site: B",)),
+        Cluster(number=1, images=87, prototypes=ids[:3], mass={"marker": 0.2113, "the finding": 0.1127}, columns=("site: A",)),
+        Cluster(number=2, images=61, prototypes=ids[3:6], mass={"marker": 0.0124, "the finding": 0.5218}, columns=("site: B",)),
     )  # fmt: skip
     return Shortcut(
         regions={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
@@ -383,7 +387,8 @@ def verdicts(findings):
     add(verdict("leak", "The site can be read off the model's features.", findings[0], "supported", "neither",
                 num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.5613, "shortcut", "site"))  # fmt: skip
     add(verdict("strategies", f"The maps of {CAM} for {findings[0]} fall into several ways of looking.", findings[0], "supported",
-                "neither", num(0.9412, n=148, groups=148, baseline=0.6113, name="one way of looking"), None, "clusters", CAM))  # fmt: skip
+                "neither", num(0.9412, n=148, groups=148, baseline=0.6113, name="one way of looking"), None, "clusters",
+                CAM))  # fmt: skip
     return tuple(made)
 
 
@@ -412,7 +417,8 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
             patients=187,
             grouped=True,
             found=(
-                Found(code="patient-in-splits", severity="error", message="4 patients are in several splits", count=9, ids=ids[:4]),
+                Found(code="patient-in-splits", severity="error", message="4 patients are in several splits", count=9,
+                      ids=ids[:4]),
                 Found(code="twins", severity="warning", message="the same pixels under two names", count=2, ids=ids[4:6]),
             ),
             mix={"modality": {"DX": 241, "CR": 71}, "photometric": {"MONOCHROME2": 298, "MONOCHROME1": 14}},
@@ -436,7 +442,7 @@ def full(title="Nodules and effusions on chest radiographs", findings=FINDINGS, 
             ),
             passes=48211,
         ),
-        predict=Predict(findings=tuple(answers(one, auroc) for one, auroc in zip(findings, (0.9412371, 0.8874103), strict=False))),
+        predict=Predict(findings=tuple(map(answers, findings, (0.9412371, 0.8874103)))),
         explain=Explain(
             maps=tuple(Maps(method=m, finding=f, maps=310, failures=2, statuses={"ok": 303, "no_positive_evidence": 7})
                        for m in (CAM, PIXELS) for f in findings),

@@ -76,9 +76,10 @@ def stability(name: str, label: str, one: Strategies) -> "Markup":
     )
     null = [(each.k, each.null) for each in one.trials if each.null is not None]
     panel.plot([k for k, _ in null], [value for _, value in null], "--D", color=PALE, markersize=4.5)
-    panel.set_xlim(min(each.k for each in one.trials) - 0.4, max(each.k for each in one.trials) + 0.4)
+    numbers = [each.k for each in one.trials]
+    panel.set_xlim(min(numbers) - 0.6, max(numbers) + 0.6)
+    panel.set_xticks(numbers)
     panel.set_ylim(min(0.0, *(each.stability for each in one.trials), *(value for _, value in null)) - 0.05, 1.05)
-    _whole(panel)
     return plot.svg(name, label)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from camscope.audit.report.curves import randomised, reliability, spectrum, stability
 from camscope.audit.report.forest import Row, forest
 from camscope.audit.report.plot import drawing
+from camscope.audit.report.words import clean
 from camscope.audit.schema import Level, Line, Measured, Summary
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Gathering:
     def of(self, parts: Sequence[str], how: str, draw: "Callable[[str, str], Markup]") -> Figure:
         """One more."""
         self._count += 1
-        return Figure(tuple(parts), how, draw(f"figure-{self._count}", ", ".join(parts)))
+        return Figure(tuple(parts), how, draw(f"figure-{self._count}", clean(", ".join(parts))))
 
 
 def figures(summary: Summary) -> dict[str, list[Figure]]:
@@ -90,17 +91,21 @@ def _metrics(stage: Measured, all_of: Gathering) -> Iterator[Figure]:
     for finding, metric in dict.fromkeys((one.finding, one.metric) for one in stage.lines):
         own = [one for one in stage.lines if (one.metric, one.finding) == (metric, finding)]
         controls = any(one.control for one in own)
-        how = f"{DOT}; grey: maps that know nothing of the model; shaded: the best of them" if controls else DOT
-        draw = partial(forest, rows=list(_of_metric(own)), axis=WAYS[own[0].better], band=_best(own))
+        fills = ", fill by fill" if len({one.fill for one in own}) > 1 else ""
+        how = f"{DOT}; grey: maps that know nothing of the model; shaded: the best of them{fills}" if controls else DOT
+        draw = partial(forest, rows=list(_of_metric(own)), axis=WAYS[own[0].better])
         yield all_of.of((metric, finding), how, draw)
     if stage.levels:
         yield _differences(all_of, ("Share inside in a subgroup less that in the others",), stage.levels)
 
 
 def _of_metric(lines: Sequence[Line]) -> Iterator[Row]:
-    for line in sorted(lines, key=lambda one: one.control):
-        words = line.method if line.fill is None else f"{line.method}, {line.fill}"
-        yield Row(words, line.value, "control" if line.control else "own")
+    """Fill by fill: methods, then maps that know nothing, the best of them shaded beside all."""
+    for fill in dict.fromkeys(line.fill for line in lines):
+        own = [line for line in lines if line.fill == fill]
+        for line in sorted(own, key=lambda one: one.control):
+            words = line.method if fill is None else f"{line.method}, {fill}"
+            yield Row(words, line.value, "control" if line.control else "own", _best(own))
 
 
 def _best(lines: Sequence[Line]) -> tuple[float, float] | None:

@@ -20,11 +20,15 @@ Kind = Literal["own", "control", "unresolved"]
 
 @dataclass(frozen=True)
 class Row:
-    """An estimate by its name. `kind`: of a method, of a map that knows nothing, or of a region that no map can resolve."""
+    """An estimate by its name. `kind`: of a method, of a map that knows nothing, or of a region that no map can resolve.
+
+    `band`: shaded beside this row alone.
+    """
 
     name: str
     number: Number
     kind: Kind = "own"
+    band: tuple[float, float] | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -48,11 +52,13 @@ def forest(
     margin: float | None = None,
     baselines: bool = False,
 ) -> "Markup":
-    """`band`: between what would not matter, or the best control; `line`: what knows nothing; `margin`: what counts."""
+    """`band`: between what would not matter, of all rows; `line`: what knows nothing; `margin`: what counts."""
     tall = sum(row.height for row in rows)
     plot = Plot(WIDTH, tall + 46)
     panel = plot.panel(LABELS, 4, WIDTH - LABELS - VALUES, tall)
-    panel.set_xlim(*_limits(rows, [*(band or ()), line, margin], baselines))
+    panel.set_xlim(
+        *_limits(rows, [*(band or ()), *(end for row in rows for end in row.band or ()), line, margin], baselines)
+    )
     panel.set_ylim(tall, 0)
     panel.locator_params(axis="x", nbins=4)
     panel.set_yticks([])
@@ -64,6 +70,8 @@ def forest(
         panel.axvline(margin, color=AGAINST, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     at = 0.0
     for row in rows:
+        if row.band is not None:
+            panel.axvspan(*row.band, 1 - (at + row.height) / tall, 1 - at / tall, color=BAND, linewidth=0, zorder=0)
         _row(plot, panel, row, at + row.height / 2, baselines)
         at += row.height
     plot.text(LABELS + (WIDTH - LABELS - VALUES) / 2, tall + 37, axis, color=DIM, ha="center", fontsize=SIZE - 0.5)

@@ -1,13 +1,12 @@
 """Gallery: which images a report shows: first those that the seed draws, then those that a reader should see."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from camscope.audit.answers import Answered
-from camscope.audit.report.pictures import Frame, shots
-from camscope.audit.report.shelves import Pictures, Shelf
+from camscope.audit.report.pictures import shots
+from camscope.audit.report.shelves import Case, Frame, Pictures, Shelf
 from camscope.audit.schema import Summary
 from camscope.batch import Run
 
@@ -15,16 +14,6 @@ SALT = 11  # of the draw, so that it is not that of another stage
 LEAST = 4  # images of a shelf of the worst
 MOST = 24  # images that are to be read
 TYPICAL = 4  # of each cluster
-
-
-@dataclass(frozen=True)
-class Case:
-    """An image that has an answer. `odds`, `truths`: by the name of the finding."""
-
-    row: int
-    id: str
-    odds: Mapping[str, float]
-    truths: Mapping[str, bool | None]
 
 
 def cases(answered: Answered, truths: Mapping[str, Mapping[int, bool | None]], ids: Mapping[int, str]) -> list[Case]:

@@ -70,7 +70,9 @@ def written(value: float | int, decimals: int | None = None) -> str:
         text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
         text = f"{value:.2g}"
-    return text.replace("-", "−", 1) if text.startswith("-") else text
+    if not text.startswith("-"):
+        return text
+    return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # what is rounded to zero has no sign
 
 
 def counted(plain: Mapping[str, Any], path: str, **known: str | Sequence[str]) -> "Markup":

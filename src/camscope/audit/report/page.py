@@ -32,8 +32,9 @@ NOTHING: Mapping[str, str] = {
     "against": "Nothing that was tested speaks against the model. This is not proof of its soundness.",
     "for": "Nothing that was tested speaks for the model.",
     "neither": "No answer speaks neither way.",
-    "untested": "Every question had an answer.",
+    "untested": "Every question that was asked had an answer.",
 }
+UNASKED = dict.fromkeys(HEADINGS, "No question was asked. This says nothing for the model.")
 TOLD = ["supported", "not supported"]
 TALLIES: Mapping[str, Mapping[str, str | list[str]]] = {
     "against": {"speaks": "against", "word": TOLD},
@@ -103,7 +104,7 @@ def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping
         titles={one.id: one.title for one in SECTIONS} | {"front": "Verdicts"},
         groups=groups,
         headings=HEADINGS,
-        nothing=NOTHING,
+        nothing=NOTHING if summary.verdicts else UNASKED,
         tallies=TALLIES,
         tally_words=TALLY_WORDS,
         by_section={one.id: _in_order([v for v in summary.verdicts if v.section == one.id]) for one in SECTIONS},

@@ -3,14 +3,14 @@
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope import render
-from camscope.audit.report.shelves import Layer, Shot
+from camscope.audit.report.shelves import Case, Frame, Layer, Shot
 from camscope.batch import Run
 from camscope.batch.collection import expect_unchanged
 from camscope.batch.query import as_dicts
@@ -20,32 +20,18 @@ from camscope.explanation import MEANING, Explanation, Pixels
 from camscope.images.scan_pixels import grey
 from camscope.images.scans import is_scan, read_scan
 
-if TYPE_CHECKING:
-    from camscope.audit.report.gallery import Case
-
 LARGEST = 40_000  # bytes of a picture
 WHOLE = 12_000_000  # of all pictures of a page
 STRONGEST = 0.85  # opacity of a map where it is highest
 VEILED = 0.72  # of what the model was not shown
 Row = dict[str, Any]
-Shelved = Mapping[tuple[str, str], Sequence["Frame"]]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """An image that is to be shown, asked for a finding. `cluster`, `method`: whose prototype it is."""
-
-    row: int
-    finding: str
-    why: str = ""
-    cluster: int | None = None
-    method: str = ""
+Shelved = Mapping[tuple[str, str], Sequence[Frame]]
 
 
 def shots(
     run: Run,
     shelves: Shelved,
-    known: "Mapping[int, Case]",
+    known: Mapping[int, Case],
     targets: Mapping[str, str],
     height: int,
     *,
@@ -98,7 +84,7 @@ def _photo(run: Run, rows: Sequence[Row], allow_pixels: bool) -> tuple[Pixels | 
 
 def _shot(
     run: Run,
-    case: "Case",
+    case: Case,
     finding: str,
     rows: Sequence[Row],
     photo: Pixels | None,
@@ -141,7 +127,7 @@ def heat_of(one: Explanation, height: int) -> NDArray[np.uint8]:
     if place is None:
         raise CamscopeError("a map without a place")
     whole = place.image_size
-    factor = min(1.0, height / whole[0], 2 * height / whole[1])
+    factor = min(height / whole[0], 2 * height / whole[1])
     small = replace(one, image=None, placement=place.on_image_of([max(1, round(side * factor)) for side in whole]))
     values, _ = render.shown(small.heatmap("image", scale=None), _scale(one), one.colormap)
     covered, strength = small.covered(), np.minimum(np.abs(values), 1)

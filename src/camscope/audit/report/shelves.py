@@ -25,6 +25,27 @@ KINDS: Mapping[str, Kind] = {
 
 
 @dataclass(frozen=True)
+class Case:
+    """An image that has an answer. `odds`, `truths`: by the name of the finding."""
+
+    row: int
+    id: str
+    odds: Mapping[str, float]
+    truths: Mapping[str, bool | None]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An image that is to be shown, asked for a finding. `cluster`, `method`: whose prototype it is."""
+
+    row: int
+    finding: str
+    why: str = ""
+    cluster: int | None = None
+    method: str = ""
+
+
+@dataclass(frozen=True)
 class Layer:
     """A map of an image. `picture`: a data URI, of the map alone; `whole`: with its image in it; `reason`: why there is none.
 
