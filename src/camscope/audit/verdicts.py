@@ -89,7 +89,7 @@ def _answers(summary: Summary) -> Iterator[Verdict]:
         )  # fmt: skip
         for column in dict.fromkeys(level.column for level in one.levels):
             own = [level for level in one.levels if level.column == column]
-            claim = f"It does so equally well whatever the {column}."
+            claim = f"It tells {one.finding} equally well whatever the {column}."
             yield _equal("performance by subgroup", claim, one.finding, own, "performance", column)
 
 
@@ -137,6 +137,8 @@ def _named(region: str) -> str:
     """As it stands in a sentence."""
     if region.startswith("outside"):
         return f"what lies {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
+    if region == "saturated":
+        return "small saturated parts"
     return f"the {region}" if region in PLACES else f"the region {region}"
 
 
@@ -211,7 +213,7 @@ def _localised(summary: Summary) -> Iterator[Verdict]:
         for column in dict.fromkeys(level.column for level in summary.localise.levels):
             levels = [level for level in summary.localise.levels if level.column == column]
             if finding == summary.resolve.findings[0]:
-                claim = f"They lie on it to the same extent whatever the {column}."
+                claim = f"Maps lie on {finding} to the same extent whatever the {column}."
                 yield _equal("localisation by subgroup", claim, finding, levels, "localisation", column)
 
 

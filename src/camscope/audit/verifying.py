@@ -14,8 +14,10 @@ from camscope.audit.answers import Answered
 from camscope.audit.asking import odds_of
 from camscope.audit.audited import AuditRun
 from camscope.audit.config import Config
+from camscope.audit.report import unknown
 from camscope.audit.subject import Subject
 from camscope.audit.verdicts import verdicts
+from camscope.audit.writing import GALLERY, REPORT, SUMMARY
 from camscope.batch.manifest import arrow
 from camscope.batch.query import as_dicts
 from camscope.errors import CamscopeError, InputError
@@ -61,7 +63,7 @@ def verified(
         raise InputError(
             f"{folder}: it has no {provenance.FILE} that can be read: no finished audit is here"
         ) from error
-    checks = [_sealed(known), *_outputs(Path(folder), known), _judged(Path(folder))]
+    checks = [_sealed(known), *_outputs(Path(folder), known), _judged(Path(folder)), _said(Path(folder), known)]
     if config is not None:
         checks += _again(Path(folder), Config.of(config), known, rows, seed)
     return Verified(tuple(checks))
@@ -99,6 +101,16 @@ def _judged(folder: Path) -> Checked:
         same,
         f"{len(summary.verdicts)} follow from the numbers" if same else "they do not follow from the numbers",
     )
+
+
+def _said(folder: Path, known: dict[str, Any]) -> Checked:
+    """Whether every number of the page is one of the files beside it."""
+    try:
+        summary, gallery = (json.loads((folder / name).read_bytes()) for name in (SUMMARY, GALLERY))
+        wrong = unknown((folder / REPORT).read_text(encoding="utf-8"), summary, known, gallery)
+    except (OSError, ValueError) as error:
+        return Checked("numbers of the page", False, f"it cannot be read: {type(error).__name__}")
+    return Checked("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
 
 
 def _again(folder: Path, config: Config, known: dict[str, Any], rows: int, seed: int) -> Iterator[Checked]:

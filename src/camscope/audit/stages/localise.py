@@ -10,8 +10,8 @@ from camscope.errors import InputError
 from camscope.measure import Measures, measure
 
 METRICS = (
-    "energy-inside", "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "matched-dice",
-    "peak-distance", "effective-area",
+    "energy-inside", "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance",
+    "effective-area",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from camscope.audit.samples import measured
 from camscope.audit.schema import Measured
 from camscope.audit.subject import Subject
 
-METRICS = ("stability", "max-sensitivity", "average-sensitivity", "determinism", "batch-invariance", "random-logit")
+METRICS = ("stability", "max-sensitivity", "determinism", "batch-invariance", "random-logit")
 
 
 def robustness(subject: Subject) -> Measured:
