@@ -58,8 +58,7 @@ def subgroups(folder: Path) -> Told:
     made = {}
     for name, site in (("at site B only", "B"), ("at both sites", None)):
         studies = [draw_study(n, seed, 0.95, token_site=site) for n, seed in ((1000, 1), (400, 99))]
-        config = {"skip": list(OTHERS)}
-        run = audited(folder / name.replace(" ", "-"), *studies, **config)
+        run = audited(folder / name.replace(" ", "-"), *studies, skip=list(OTHERS))
         level = next(one for one in run.summary.shortcut.levels if one.column.startswith("site"))
         made[name] = {"word": level.word, **level.difference.model_dump()}
     return made
@@ -168,7 +167,7 @@ def _bare(model: torch.nn.Module, x: torch.Tensor, images: int) -> float:
     begun = time.perf_counter()
     for start in range(0, images, 16):
         part = x[[(start + i) % len(x) for i in range(16)]].requires_grad_()
-        F.log_softmax(model(part), 1)[:, 1].sum().backward()  # type: ignore[no-untyped-call]
+        F.log_softmax(model(part), 1)[:, 1].sum().backward()
     return time.perf_counter() - begun
 
 
