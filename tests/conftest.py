@@ -24,6 +24,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Python takes itself apart in its usual way."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
     """Names other than this machine's do not resolve, for as long as the tests run."""

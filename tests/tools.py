@@ -40,9 +40,6 @@ FEW = {
     "lrp": {"epsilon": 0.0},
     "opticam": {"steps": 6},
     "smoothgradcam++": {"samples": 5},
-    "smoothgrad": {"samples": 5},
-    "smoothgradsquared": {"samples": 5},
-    "vargrad": {"samples": 5},
 }
 
 
