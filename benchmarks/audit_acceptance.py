@@ -39,6 +39,7 @@ from camscope.phantom.shortcut import (
     write_net,
     write_study,
 )
+from camscope.phantom.study import Site
 
 FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
 OTHERS = ("localise", "faithfulness", "sanity", "robustness")
@@ -56,7 +57,8 @@ def audited(folder: Path, trained: Study, seen: Study, **tables: Any) -> AuditRu
 def subgroups(folder: Path) -> Told:
     """The verdict on each site's effect of the token."""
     made = {}
-    for name, site in (("at site B only", "B"), ("at both sites", None)):
+    sites: dict[str, Site | None] = {"at site B only": "B", "at both sites": None}
+    for name, site in sites.items():
         studies = [draw_study(n, seed, 0.95, token_site=site) for n, seed in ((1000, 1), (400, 99))]
         run = audited(folder / name.replace(" ", "-"), *studies, skip=list(OTHERS))
         level = next(one for one in run.summary.shortcut.levels if one.column.startswith("site"))

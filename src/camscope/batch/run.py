@@ -2,10 +2,13 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import nn
 
 from camscope.batch import local, on_ray
 from camscope.batch.local import Outcome, Plan, Told
@@ -17,7 +20,7 @@ from camscope.batch.rows import digest_of
 from camscope.batch.sources import manifest_of
 from camscope.batch.store import Store
 from camscope.batch.worker import OF_THE_RUN, Worker
-from camscope.cards import card_of, digest
+from camscope.cards import ModelCard, card_of, digest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import discreet, in_words, versions
@@ -143,7 +146,7 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
     methods = {f"{tool.title} {digest_of(tool.parameters)}": told(known(tool.parameters)) for tool in worker.tools}
     return {
         "made_with": {
-            "model": {"source": card.source if card else type(model).__name__, "digest": digest(model)},
+            "model": {"source": _source(card, model, private=manifest.private), "digest": digest(model)},
             "preprocess": in_words(first.preprocess),
             "methods": methods,
             "targets": [None if one is None else in_words(one) for one in worker.targets],
@@ -163,6 +166,12 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
         "versions": dict(versions()),
         "categories": list(first.categories or ()),
     }
+
+
+def _source(card: ModelCard | None, model: nn.Module, *, private: bool) -> str:
+    """What loads the model again; without the folders of its files, where a run names none."""
+    found = card.source if card else type(model).__name__
+    return re.sub(r"[^\s=,]*[/\\]", "", found) if private else found
 
 
 def root_of(manifest: Manifest) -> dict[str, Any]:
