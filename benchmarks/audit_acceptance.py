@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
 from camscope.audit.demonstration import CLEAN, CONFOUNDED, described, phantom_audit
-from camscope.audit.strategies import strategies
+from camscope.audit.ways.strategies import strategies
 from camscope.batch import Run
 from camscope.measure import measure
 from camscope.phantom.shortcut import (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope import GradCAM, IntegratedGradients, Occlusion
-from camscope.audit.interventions import (
+from camscope.audit.shortcuts.interventions import (
     Effect,
     LogOdds,
     asked,
@@ -31,7 +31,7 @@ from camscope.audit.interventions import (
     removed,
     spread,
 )
-from camscope.audit.performance import auroc
+from camscope.audit.answers.performance import auroc
 from camscope.geometry import Placement
 from camscope.metrics.fills import USUAL
 from camscope.metrics.localisation import enrichment

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.audit.interventions import (
+from camscope.audit.shortcuts.interventions import (
     Effect,
     LogOdds,
     asked,

@@ -5,7 +5,7 @@ import pydicom
 import pytest
 import skimage.data
 
-from camscope.audit.regions import PRESETS, REGIONS, equivalent_diameter, on_input, region
+from camscope.audit.shortcuts.regions import PRESETS, REGIONS, equivalent_diameter, on_input, region
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.geometry import Placement
 from camscope.images.dicom import read_dicom

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Mapping
 
-from camscope.audit.asking import odds_of
-from camscope.audit.scenes import masked, wanted
+from camscope.audit.answers.asking import odds_of
+from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
 from camscope.batch.reading import Loaded
 from camscope.errors import InputError

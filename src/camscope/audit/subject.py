@@ -264,7 +264,7 @@ class Subject:
     @cached_property
     def readable(self) -> list[int]:
         """The rows that the model has an answer for."""
-        from camscope.audit.answers import Answered
+        from camscope.audit.answers.answered import Answered
 
         return Answered.read(self.folder).rows
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from camscope.audit import provenance
-from camscope.audit.answers import Answered
-from camscope.audit.asking import odds_of
+from camscope.audit.answers.answered import Answered
+from camscope.audit.answers.asking import odds_of
 from camscope.audit.audited import AuditRun
 from camscope.audit.config import Config
 from camscope.audit.report import unknown

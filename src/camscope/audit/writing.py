@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from camscope.audit.answers import Answered
+from camscope.audit.answers.answered import Answered
 from camscope.audit.subject import Subject
 from camscope.batch.manifest import arrow
 from camscope.batch.spreadsheet import Cells

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from camscope.audit.answers import Answered
+from camscope.audit.answers.answered import Answered
 from camscope.audit.report.pictures import shots
 from camscope.audit.report.shelves import Case, Frame, Pictures, Shelf
 from camscope.audit.schema import Summary

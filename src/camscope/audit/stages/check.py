@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.scenes import masked, wanted
+from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.schema import Check, Count, Found, Step
 from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from camscope.audit.answers import Answered
+from camscope.audit.answers.answered import Answered
 from camscope.audit.report import cases, gallery, page
 from camscope.audit.schema import Summary
 from camscope.audit.subject import Subject

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from camscope.audit.answers import Answered
-from camscope.audit.leaks import leaks
-from camscope.audit.masses import maps_of, masses
-from camscope.audit.reading import reading
-from camscope.audit.scenes import FINDING, Scenes, scenes
+from camscope.audit.answers.answered import Answered
+from camscope.audit.answers.leaks import leaks
+from camscope.audit.shortcuts.masses import maps_of, masses
+from camscope.audit.shortcuts.reading import reading
+from camscope.audit.shortcuts.scenes import FINDING, Scenes, scenes
 from camscope.audit.schema import Level, Shortcut, Step
-from camscope.audit.subgroups import levels
+from camscope.audit.answers.subgroups import levels
 from camscope.audit.subject import Subject
-from camscope.audit.trying import Trying
-from camscope.audit.ways import ways
+from camscope.audit.shortcuts.trying import Trying
+from camscope.audit.ways.found import ways
 from camscope.batch.manifest import arrow
 from camscope.files import writing
 

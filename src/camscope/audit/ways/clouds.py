@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from camscope.audit.learning import sklearn
-from camscope.audit.spectral import Numbers, distances, parted, spectrum
+from camscope.audit.ways.spectral import Numbers, distances, parted, spectrum
 from camscope.metrics.base import Floats
 
 KEPT = 0.8  # of the patients, in each draw

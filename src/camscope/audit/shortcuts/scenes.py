@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from camscope.audit.regions import PRESETS, REGIONS, on_input
+from camscope.audit.shortcuts.regions import PRESETS, REGIONS, on_input
 from camscope.audit.subject import Subject
 from camscope.batch.reading import Loaded
 from camscope.errors import CamscopeError, InputError, UndefinedError

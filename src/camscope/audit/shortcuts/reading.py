@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from camscope.audit.answers import Answered
-from camscope.audit.scenes import FINDING, ORGAN
+from camscope.audit.answers.answered import Answered
+from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 from camscope.audit.schema import Reading, Strategies
 from camscope.audit.subject import Finding, Subject
-from camscope.audit.trying import Trying
+from camscope.audit.shortcuts.trying import Trying
 
 EACH = 4  # images for each reason
 

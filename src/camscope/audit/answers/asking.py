@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camscope.audit.interventions import LogOdds
+from camscope.audit.shortcuts.interventions import LogOdds
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import InputError
 from camscope.explainers.scope import asking, home, survey

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.audit.regions.base import Bools, Floats, filled, grey, largest, skimage
+from camscope.audit.shortcuts.regions.base import Bools, Floats, filled, grey, largest, skimage
 from camscope.errors import UndefinedError
 
 LIGHT: Final = 0.1  # of the way from the darkest to the brightest percentile: the field's own shadows are lighter

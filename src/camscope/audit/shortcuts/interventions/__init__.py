@@ -3,9 +3,9 @@
 The answers are `log_odds`, the images are made by `changes`, and `effects` judges.
 """
 
-from camscope.audit.interventions.changes import Exchange, exchanged, inserted, kept, removed
-from camscope.audit.interventions.effects import Effect, insertion, reliance, removal, spread, untested
-from camscope.audit.interventions.log_odds import LogOdds, asked
+from camscope.audit.shortcuts.interventions.changes import Exchange, exchanged, inserted, kept, removed
+from camscope.audit.shortcuts.interventions.effects import Effect, insertion, reliance, removal, spread, untested
+from camscope.audit.shortcuts.interventions.log_odds import LogOdds, asked
 
 __all__ = [
     "Effect",

@@ -5,7 +5,7 @@ from math import pi
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.audit.regions.base import Bools, largest
+from camscope.audit.shortcuts.regions.base import Bools, largest
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.geometry import Placement
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.numbers import number, rounded
-from camscope.audit.regions import equivalent_diameter
-from camscope.audit.scenes import Mask, Scene, Scenes
+from camscope.audit.shortcuts.regions import equivalent_diameter
+from camscope.audit.shortcuts.scenes import Mask, Scene, Scenes
 from camscope.audit.schema import Mass, Number
 from camscope.audit.subject import Finding, Subject
 from camscope.batch.manifest import arrow

@@ -6,7 +6,7 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.ranking import Ranking, kept, ranked, redrawn, under_precision, under_roc
+from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_precision, under_roc
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 from camscope.metrics.statistics import REPLICATES, Estimate, interval_of, reach

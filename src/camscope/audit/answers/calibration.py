@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.ranking import expect_truth, times
-from camscope.audit.recalibration import Recalibration, recalibrated
+from camscope.audit.answers.ranking import expect_truth, times
+from camscope.audit.answers.recalibration import Recalibration, recalibrated
 from camscope.errors import InputError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.levels import levels_of
+from camscope.audit.answers.levels import levels_of
 from camscope.errors import InputError, MissingExtraError, UndefinedError
 from camscope.metrics.base import Mask
 from camscope.metrics.statistics import Estimate, estimated, holm, numbered

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from camscope.audit.answers import Answered
-from camscope.audit.leak import leak
+from camscope.audit.answers.answered import Answered
+from camscope.audit.answers.leak import leak
 from camscope.audit.numbers import number, rounded
 from camscope.audit.schema import Leak
 from camscope.audit.subject import Subject

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.ranking import LOST, times
+from camscope.audit.answers.ranking import LOST, times
 from camscope.metrics.base import Floats, Mask
 from camscope.metrics.statistics import Estimate, draws, interval_of
 

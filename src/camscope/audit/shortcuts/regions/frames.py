@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.audit.regions.base import Bools, Floats, grey, size_of
+from camscope.audit.shortcuts.regions.base import Bools, Floats, grey, size_of
 from camscope.errors import UndefinedError
 
 FRAME: Final = 0.05  # of each side

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.audit.regions.base import Bools, Floats, grey, is_colour, otsu, scipy_images, skimage
+from camscope.audit.shortcuts.regions.base import Bools, Floats, grey, is_colour, otsu, scipy_images, skimage
 from camscope.errors import UndefinedError
 
 TOP: Final = 0.02  # of the image's range: how far below its maximum a pixel is still saturated

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from camscope.audit.contrasts import Contrast, contrast, contrast_aurocs
+from camscope.audit.answers.contrasts import Contrast, contrast, contrast_aurocs
 from camscope.audit.numbers import number, rounded
 from camscope.audit.schema import Level
 from camscope.audit.subject import Subject

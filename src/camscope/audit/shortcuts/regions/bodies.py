@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.audit.regions.base import Bools, filled, grey, is_colour, largest, otsu, scipy_images
+from camscope.audit.shortcuts.regions.base import Bools, filled, grey, is_colour, largest, otsu, scipy_images
 from camscope.errors import UndefinedError
 
 LEAST: Final = 0.05  # of the image: a smaller part is no body

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from camscope.audit.regions.apertures import aperture, rim
-from camscope.audit.regions.base import Bools, Find, Region
-from camscope.audit.regions.bodies import background, outside_body, outside_body_ct, outside_field, shell
-from camscope.audit.regions.frames import border, corners, padding
-from camscope.audit.regions.marks import ink, outside_tissue, pen, saturated
-from camscope.audit.regions.placing import equivalent_diameter, on_input
+from camscope.audit.shortcuts.regions.apertures import aperture, rim
+from camscope.audit.shortcuts.regions.base import Bools, Find, Region
+from camscope.audit.shortcuts.regions.bodies import background, outside_body, outside_body_ct, outside_field, shell
+from camscope.audit.shortcuts.regions.frames import border, corners, padding
+from camscope.audit.shortcuts.regions.marks import ink, outside_tissue, pen, saturated
+from camscope.audit.shortcuts.regions.placing import equivalent_diameter, on_input
 from camscope.errors import InputError
 
 __all__ = ["PRESETS", "REGIONS", "Bools", "Region", "equivalent_diameter", "on_input", "region"]

@@ -1,0 +1,1 @@
+"""What travels with a finding: regions of images, what lies in them, and what the model says when they change."""
