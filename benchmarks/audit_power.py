@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope import GradCAM, IntegratedGradients, Occlusion
+from camscope.audit.answers.performance import auroc
 from camscope.audit.shortcuts.interventions import (
     Effect,
     LogOdds,
@@ -31,7 +32,6 @@ from camscope.audit.shortcuts.interventions import (
     removed,
     spread,
 )
-from camscope.audit.answers.performance import auroc
 from camscope.geometry import Placement
 from camscope.metrics.fills import USUAL
 from camscope.metrics.localisation import enrichment

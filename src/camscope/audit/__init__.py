@@ -1,9 +1,10 @@
 """A model audit: stages, verdicts, report. Floor 6. Needs the extra `audit`.
 
 `config` says what is looked at and what was declared before; `subject` is that in memory. The `stages` run in order
-(`running`), each makes its part of the `schema`; what follows from the parts are the `verdicts` and `limits`; the `report`
-shows them. Beside the maps stand the `performance` of the answers, `regions` and `interventions`, `masses` of maps in
-regions, `leak` and `strategies`. `comparing` holds two audits against one another, `verifying` one against its digests.
+(`running`), each makes its part of the `schema`, and `verdicts` and `limits` follow from the parts; the `report` shows them.
+What stages are made of: `answers` of the model, `lines` of metrics (of `samples`), `shortcuts`, and `ways` of looking.
+Around them: `starting` writes a config, `estimating` says how long it takes, `audited` is the finished audit with its tables
+(`writing`) and its `provenance`; `comparing` holds two against one another, `verifying` one against its digests.
 """
 
 import importlib.util

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.audit.audited import AuditRun
-from camscope.audit.numbers import number
 from camscope.audit.answers.performance import auroc
 from camscope.audit.answers.ranking import kept, ranked, redrawn, under_roc
+from camscope.audit.audited import AuditRun
+from camscope.audit.numbers import number
 from camscope.audit.schema import Number
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError

@@ -7,9 +7,9 @@ it holds the margin, or there is nothing to test it with; the reason says which.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from camscope.audit.schema import Blanked, Level, Line, Number, Summary, Verdict, Word
 from camscope.audit.shortcuts.interventions import reliance
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN
-from camscope.audit.schema import Blanked, Level, Line, Number, Summary, Verdict, Word
 
 Speaks = Literal["for", "against", "neither"]
 NOTHING = Number(reason="there is nothing to test it with")

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.learning import sklearn
 from camscope.audit.answers.levels import levels_of
 from camscope.audit.answers.performance import area_interval
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
+from camscope.audit.learning import sklearn
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask

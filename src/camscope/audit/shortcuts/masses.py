@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.numbers import number, rounded
+from camscope.audit.schema import Mass, Number
 from camscope.audit.shortcuts.regions import equivalent_diameter
 from camscope.audit.shortcuts.scenes import Mask, Scene, Scenes
-from camscope.audit.schema import Mass, Number
 from camscope.audit.subject import Finding, Subject
 from camscope.batch.manifest import arrow
 from camscope.batch.query import as_dicts

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from camscope.audit.answers.answered import Answered
-from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 from camscope.audit.schema import Reading, Strategies
-from camscope.audit.subject import Finding, Subject
+from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 from camscope.audit.shortcuts.trying import Trying
+from camscope.audit.subject import Finding, Subject
 
 EACH = 4  # images for each reason
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from camscope.audit.answers.asking import odds_of
-from camscope.audit.shortcuts.interventions import Effect, exchanged, inserted, insertion, kept, removal, removed
-from camscope.audit.numbers import number
 from camscope.audit.answers.performance import auroc
-from camscope.audit.shortcuts.scenes import FINDING, ORGAN, Scene, Scenes
+from camscope.audit.numbers import number
 from camscope.audit.schema import Blanked, Intervention, Number
+from camscope.audit.shortcuts.interventions import Effect, exchanged, inserted, insertion, kept, removal, removed
+from camscope.audit.shortcuts.scenes import FINDING, ORGAN, Scene, Scenes
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.schema import Check, Count, Found, Step
+from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from camscope.audit.answers.subgroups import levels
 from camscope.audit.lines import grouped, lines, of_finding, values
 from camscope.audit.schema import Level, Measured
-from camscope.audit.answers.subgroups import levels
 from camscope.audit.subject import Subject
 from camscope.errors import InputError
 from camscope.measure import Measures, measure

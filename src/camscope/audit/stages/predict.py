@@ -10,10 +10,10 @@ from torch import Tensor
 from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.asking import odds_of
 from camscope.audit.answers.calibration import Calibration, calibration
-from camscope.audit.numbers import number, rounded
 from camscope.audit.answers.performance import auroc, average_precision
-from camscope.audit.schema import Answers, Bin, Number, Predict
 from camscope.audit.answers.subgroups import levels
+from camscope.audit.numbers import number, rounded
+from camscope.audit.schema import Answers, Bin, Number, Predict
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import Estimate

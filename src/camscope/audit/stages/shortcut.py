@@ -8,13 +8,13 @@ import numpy as np
 
 from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.leaks import leaks
+from camscope.audit.answers.subgroups import levels
+from camscope.audit.schema import Level, Shortcut, Step
 from camscope.audit.shortcuts.masses import maps_of, masses
 from camscope.audit.shortcuts.reading import reading
 from camscope.audit.shortcuts.scenes import FINDING, Scenes, scenes
-from camscope.audit.schema import Level, Shortcut, Step
-from camscope.audit.answers.subgroups import levels
-from camscope.audit.subject import Subject
 from camscope.audit.shortcuts.trying import Trying
+from camscope.audit.subject import Subject
 from camscope.audit.ways.found import ways
 from camscope.batch.manifest import arrow
 from camscope.files import writing

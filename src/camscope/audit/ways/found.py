@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from camscope.audit.answers.answered import Answered
-from camscope.audit.ways.enrichment import averaged, enriched
-from camscope.audit.shortcuts.masses import maps_of, share
 from camscope.audit.numbers import rounded
-from camscope.audit.shortcuts.scenes import Scenes
 from camscope.audit.schema import Cluster, Stability, Strategies
+from camscope.audit.shortcuts.masses import maps_of, share
+from camscope.audit.shortcuts.scenes import Scenes
+from camscope.audit.subject import Finding, Subject
+from camscope.audit.ways.enrichment import averaged, enriched
 from camscope.audit.ways.strategies import Partition, strategies
 from camscope.audit.ways.strategies import Strategies as Found
-from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
 from camscope.geometry import Placement
 

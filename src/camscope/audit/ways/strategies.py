@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from camscope.audit.learning import sklearn
 from camscope.audit.ways.clouds import Cloud, cloud_of, reference
 from camscope.audit.ways.heatmaps import Sign, placed, pooled
-from camscope.audit.learning import sklearn
 from camscope.audit.ways.spectral import Numbers
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
