@@ -127,9 +127,9 @@ def strategies(
     grid = pooled(maps, side, sign)
     points, there = placed(grid, mirror, blur)
     patient = numbered(groups, len(grid))[there]
-    possible = _possible(ks, len(np.unique(patient)), neighbours, len(grid))
     random = np.random.default_rng(seed)
     chosen = np.sort(random.permutation(len(points))[:most])
+    possible = _possible(ks, len(np.unique(patient[chosen])), neighbours, len(grid))
     cloud = cloud_of(points[chosen], patient[chosen], possible, neighbours, SHOWN)
     judged = _judged(cloud, points[chosen], bootstraps, references, random)
     rows = np.flatnonzero(there)
