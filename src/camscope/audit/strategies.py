@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.clouds import Cloud, cloud_of, reference
+from camscope.audit.clouds import DIGITS, Cloud, cloud_of, reference
 from camscope.audit.heatmaps import Sign, placed, pooled
 from camscope.audit.learning import sklearn
 from camscope.audit.spectral import Numbers
@@ -137,7 +137,7 @@ def strategies(
     partitions = tuple(_partition(sort, one, cloud.parts[one], judged[one], neighbours) for one in possible)
     claimed, reason = _claimed(partitions)
     zero = tuple(np.flatnonzero(~there).tolist())
-    values = tuple(cloud.spectrum[0].clip(min=0).tolist())
+    values = tuple(cloud.spectrum[0].clip(min=0).round(DIGITS).tolist())
     return Strategies(claimed, reason, partitions, values, len(rows), len(np.unique(patient)), zero, len(grid))
 
 
@@ -179,10 +179,11 @@ class _Sorter:
     nearest: Numbers
 
     def labels(self, parts: Numbers) -> Numbers:
-        """(m,) 0..k-1 -> (M,): of all maps with heat, the largest cluster first."""
-        every = parts[self.nearest]
-        order = np.argsort(-np.bincount(every, minlength=int(parts.max()) + 1), kind="stable")
-        return np.asarray(np.argsort(order)[every])
+        """(m,) 0..k-1 -> (M,): of all maps with heat, the largest cluster first, of equals that with the first map."""
+        _, first, every, sizes = np.unique(
+            parts[self.nearest], return_index=True, return_inverse=True, return_counts=True
+        )
+        return np.asarray(np.argsort(np.lexsort((first, -sizes)))[every])
 
     def cluster(self, number: int, labels: Numbers) -> Cluster:
         """One of the clusters of labels (M,)."""
