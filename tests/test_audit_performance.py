@@ -284,6 +284,17 @@ def test_aurocs_that_differ_and_those_of_which_one_is_perfect():
     assert none.reason.startswith("b: 300 positives and 0 negatives")
 
 
+def test_aurocs_of_two_views_of_the_same_patients_move_together():
+    random = np.random.default_rng(14)
+    truth, own = np.arange(120) < 50, random.normal(size=120)
+    answer = np.concatenate([truth + own + 0.1 * random.normal(size=120) for _ in range(2)])
+    view, both = ["AP"] * 120 + ["PA"] * 120, np.tile(truth, 2)
+    (paired,) = contrast_aurocs(both, answer, view, [*range(120), *range(120)], margin=0.05)
+    (apart,) = contrast_aurocs(both, answer, view, margin=0.05)
+    assert (paired.word, apart.word) == ("equivalent", "undecided")
+    assert paired.difference.mean == apart.difference.mean
+
+
 def test_values_that_are_all_equal_are_taken_to_vary_as_the_others_do():
     random = np.random.default_rng(13)
     site = np.repeat(["a", "b"], [12, 200])

@@ -81,6 +81,9 @@ def test_stability_alone_would_claim_what_is_not_there():
     assert any(one.stable for one in found.partitions)  # the two lungs, or halves of them
     folded = strategies(blobs(random, in_lungs(random, 160)), **QUICK)
     assert folded.claimed == 1
+    both = [*found.partitions, *folded.partitions]
+    assert [one.stable for one in both] == [one.stability > max(one.reference) for one in both]
+    assert {one.stable for one in both} == {True, False}
     assert all(one.gap < 7 / 8 for one in folded.partitions)
 
 
@@ -212,6 +215,7 @@ def test_a_line_leaps_by_four():
         ),
         (lambda: strategies(np.zeros((30, 4, 4))), UndefinedError, "0 patients have maps with heat, of 30 maps"),
         (lambda: strategies(np.ones((30, 4, 4)), ["a"] * 30), UndefinedError, "1 patients"),
+        (lambda: strategies(np.ones((30, 4)), most=9), UndefinedError, "9 patients"),
         (lambda: strategies(np.ones(30)), InputError, r"maps \(30,\)"),
         (lambda: strategies(np.full((30, 4), np.nan)), InputError, "map 0 holds NaN"),
         (lambda: strategies(np.ones((30, 4)), k=(1,)), InputError, r"k=\(1,\)"),

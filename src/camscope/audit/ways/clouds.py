@@ -10,6 +10,7 @@ from camscope.audit.ways.spectral import Numbers, distances, parted, spectrum
 from camscope.metrics.base import Floats
 
 KEPT = 0.8  # of the patients, in each draw
+DIGITS = 9  # of eigenvalues: what comes after is rounding, and other threads round otherwise
 LEADING = 0.99  # of the variance, in the components of a reference
 
 
@@ -38,7 +39,8 @@ class Cloud:
         """Of each k: 1 - λ_k / λ_k+1, 1 where the graph falls into k parts and no more, 0 where it falls into more."""
         least = len(self.apart) * np.finfo(np.float64).eps  # what is 0 but for rounding
         values = np.where(self.spectrum[0] > least, self.spectrum[0], 0)
-        return {k: float(1 - values[k - 1] / values[k]) if values[k] > 0 else 0.0 for k in self.ks}
+        gaps = {k: float(1 - values[k - 1] / values[k]) if values[k] > 0 else 0.0 for k in self.ks}
+        return {k: round(gap, DIGITS) for k, gap in gaps.items()}
 
     def stability(self, draws: int, random: np.random.Generator) -> dict[int, float]:
         """Of each k: the mean adjusted Rand index with the parts of four fifths of the patients, drawn so often."""

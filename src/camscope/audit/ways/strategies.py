@@ -6,6 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+<<<<<<< HEAD:src/camscope/audit/ways/strategies.py
+=======
+from camscope.audit.ways.clouds import DIGITS, Cloud, cloud_of, reference
+from camscope.audit.ways.heatmaps import Sign, placed, pooled
+>>>>>>> 49dbf9de4901ebffbd517a672b45f19c0a0bc7a5:src/camscope/audit/strategies.py
 from camscope.audit.learning import sklearn
 from camscope.audit.ways.clouds import Cloud, cloud_of, reference
 from camscope.audit.ways.heatmaps import Sign, placed, pooled
@@ -127,9 +132,9 @@ def strategies(
     grid = pooled(maps, side, sign)
     points, there = placed(grid, mirror, blur)
     patient = numbered(groups, len(grid))[there]
-    possible = _possible(ks, len(np.unique(patient)), neighbours, len(grid))
     random = np.random.default_rng(seed)
     chosen = np.sort(random.permutation(len(points))[:most])
+    possible = _possible(ks, len(np.unique(patient[chosen])), neighbours, len(grid))
     cloud = cloud_of(points[chosen], patient[chosen], possible, neighbours, SHOWN)
     judged = _judged(cloud, points[chosen], bootstraps, references, random)
     rows = np.flatnonzero(there)
@@ -137,7 +142,7 @@ def strategies(
     partitions = tuple(_partition(sort, one, cloud.parts[one], judged[one], neighbours) for one in possible)
     claimed, reason = _claimed(partitions)
     zero = tuple(np.flatnonzero(~there).tolist())
-    values = tuple(cloud.spectrum[0].clip(min=0).tolist())
+    values = tuple(cloud.spectrum[0].clip(min=0).round(DIGITS).tolist())
     return Strategies(claimed, reason, partitions, values, len(rows), len(np.unique(patient)), zero, len(grid))
 
 
@@ -179,10 +184,11 @@ class _Sorter:
     nearest: Numbers
 
     def labels(self, parts: Numbers) -> Numbers:
-        """(m,) 0..k-1 -> (M,): of all maps with heat, the largest cluster first."""
-        every = parts[self.nearest]
-        order = np.argsort(-np.bincount(every, minlength=int(parts.max()) + 1), kind="stable")
-        return np.asarray(np.argsort(order)[every])
+        """(m,) 0..k-1 -> (M,): of all maps with heat, the largest cluster first, of equals that with the first map."""
+        _, first, every, sizes = np.unique(
+            parts[self.nearest], return_index=True, return_inverse=True, return_counts=True
+        )
+        return np.asarray(np.argsort(np.lexsort((first, -sizes)))[every])
 
     def cluster(self, number: int, labels: Numbers) -> Cluster:
         """One of the clusters of labels (M,)."""
