@@ -6,13 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-<<<<<<< HEAD:src/camscope/audit/ways/strategies.py
-=======
-from camscope.audit.ways.clouds import DIGITS, Cloud, cloud_of, reference
-from camscope.audit.ways.heatmaps import Sign, placed, pooled
->>>>>>> 49dbf9de4901ebffbd517a672b45f19c0a0bc7a5:src/camscope/audit/strategies.py
 from camscope.audit.learning import sklearn
-from camscope.audit.ways.clouds import Cloud, cloud_of, reference
+from camscope.audit.ways.clouds import DIGITS, Cloud, cloud_of, reference
 from camscope.audit.ways.heatmaps import Sign, placed, pooled
 from camscope.audit.ways.spectral import Numbers
 from camscope.errors import InputError, UndefinedError
