@@ -15,10 +15,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("medical-audit"), help="where everything goes")
     parser.add_argument("--images", type=int, default=200, help="audited, of each study (200)")
+    parser.add_argument("--quick", action="store_true", help="without what is told of the maps themselves")
     chosen = parser.parse_args(arguments)
     runs = []
     for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
         config = phantom_audit(chosen.output / name, p, images=chosen.images)
+        if chosen.quick:
+            config = config.model_copy(update={"skip": ("faithfulness", "sanity", "robustness")})
         runs.append(audit.run(config, chosen.output / name / "audit"))
         auroc = runs[-1].summary.predict.findings[0].auroc
         print(f"{name:>10}: AUROC {auroc.value:.3f}, report {runs[-1].report}")

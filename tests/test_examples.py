@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def test_every_example_is_run_by_a_test():
     names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py", "shortcut.py"}
-    names |= {"batch_heatmaps.py", "batch_ray.py", "chest_xray.py", "mri_volume.py"}
+    names |= {"batch_heatmaps.py", "batch_ray.py", "chest_xray.py", "mri_volume.py", "medical_audit.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -46,6 +46,17 @@ def test_radiographs_as_dicom_are_explained_and_nobody_is_named(tmp_path, capsys
     assert min(shares) > 20
     assert "Doe" not in printed
     assert len(list((tmp_path / "run" / "overlays").rglob("*.png"))) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_two_nets_of_the_same_accuracy_are_told_apart_by_their_audits(tmp_path, capsys):
+    pytest.importorskip("pydantic")
+    runpy.run_path(str(EXAMPLES / "medical_audit.py"))["main"](["--output", str(tmp_path), "--images", "60", "--quick"])
+    printed = capsys.readouterr().out
+    areas = [float(line.partition("AUROC ")[2][:5]) for line in printed.splitlines() if "AUROC" in line]
+    assert min(areas) > 0.95
+    assert "relies on the region token.\n    clean: not supported; confounded: supported" in printed
+    assert (tmp_path / "clean" / "audit" / "report.html").is_file()
 
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

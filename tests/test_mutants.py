@@ -3,6 +3,7 @@
 import pytest
 
 from mutants import MUTANTS
+from mutants_of_audits import OF_AUDITS
 from mutants_of_exports import OF_EXPORTS
 from mutants_of_faithfulness import OF_FAITHFULNESS
 from mutants_of_metrics import OF_METRICS
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS, *OF_PRIVACY],
+    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS, *OF_PRIVACY, *OF_AUDITS],
     ids=lambda mutant: mutant.slip,
 )
 def test_a_planted_slip_is_noticed(mutant):

@@ -1,0 +1,123 @@
+"""The rules of verdicts, by numbers worked out by hand, and masses of maps in regions, by maps of few pixels."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+
+from audit_summary import full, num
+from camscope.audit.schema import Blanked, Intervention, Number, Randomised, Similarity, Summary
+from camscope.audit.shortcuts.masses import sensitivity, share
+from camscope.audit.verdicts import beyond, verdicts
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(0.71, 0.9, "supported"), (0.5, 0.69, "not supported"), (0.6, 0.8, "not testable"), (None, None, "not testable")],
+)
+def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word):
+    assert beyond(Number(value=0.7, low=low, high=high, n=10), 0.7)[0] == word
+
+
+def told(summary: Summary, question: str, **which: str):
+    found = [one for one in verdicts(summary) if one.question == question]
+    return [one for one in found if all(getattr(one, name) == value for name, value in which.items())]
+
+
+def with_shortcut(**parts: object) -> Summary:
+    made = full(findings=("nodule",))
+    return made.model_copy(update={"shortcut": made.shortcut.model_copy(update=parts)})
+
+
+def pushed(region: str, kind: str, value: float, spread: float, fill: str | None = None) -> Intervention:
+    return Intervention(region=region, finding="nodule", kind=kind, fill=fill, effect=num(value, spread, 80, 60))
+
+
+def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does():
+    filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in ("mean", "blur")]
+    calm = with_shortcut(
+        regions={"border": 80}, markers=(), interventions=(*filled, pushed("border", "insert", 0.0, 0.05))
+    )
+    assert [one.word for one in told(calm, "shortcut", subject="border")] == ["not supported"]
+    marker = calm.model_copy(update={"shortcut": calm.shortcut.model_copy(update={"markers": ("border",)})})
+    assert [one.word for one in told(marker, "shortcut", subject="border")] == ["supported"]
+
+
+def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
+    made = with_shortcut(
+        regions={"token": 80, "the finding": 80},
+        markers=("token", "the finding"),
+        interventions=(pushed("token", "insert", 0.5, 0.1), pushed("the finding", "insert", 0.5, 0.1)),
+    )
+    assert told(made, "shortcut", subject="token")[0].speaks == "against"
+    assert told(made, "evidence")[0].speaks == "for"
+
+
+def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
+    effect = Number(reason="no image to change")
+    one = Intervention(region="token", finding="nodule", kind="insert", fill=None, effect=effect)
+    made = told(with_shortcut(regions={"token": 1}, markers=("token",), interventions=(one,)), "shortcut")[0]
+    assert (made.word, made.speaks, made.reason) == ("not testable", "neither", "no image to change")
+
+
+def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
+    def blank(fill: str, area: float) -> Blanked:
+        return Blanked(region="the organ", finding="nodule", kind="blank", fill=fill, auroc=num(area, 0.05))
+
+    both = told(with_shortcut(blanked=(blank("mean", 0.9), blank("blur", 0.9))), "blanked organ")[0]
+    assert (both.word, both.speaks) == ("supported", "against")
+    one = told(with_shortcut(blanked=(blank("mean", 0.9), blank("blur", 0.5))), "blanked organ")[0]
+    assert (one.word, one.reason) == ("not testable", "the fills disagree")
+    none = told(with_shortcut(blanked=(blank("mean", 0.5), blank("blur", 0.55))), "blanked organ")[0]
+    assert (none.word, none.speaks) == ("not supported", "for")
+
+
+def test_a_map_that_beats_chance_but_not_a_map_that_knows_nothing_is_not_supported():
+    made = full(findings=("nodule",))
+    lines = [one for one in made.localise.lines if one.metric == "enrichment" and not one.control][:1]
+    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="centre"), "over": num(0.0, 0.3)})
+    summary = made.model_copy(update={"localise": made.localise.model_copy(update={"lines": (strong,)})})
+    found = told(summary, "localisation")[0]
+    assert found.word == "not supported"
+    assert "centre, which knows nothing of the model" in found.reason
+
+
+def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
+    def test(method: str, passes: bool, control: bool) -> Randomised:
+        similar = Similarity(
+            name="ssim", curve=(1.0, 0.1), low=0.1, null=0.2, high=0.3, passes=passes, reason="less alike"
+        )
+        return Randomised(
+            method=method, finding="nodule", steps=("fc",), seeds=(0,), similarities=(similar,), passes=passes, reason="",
+            control=control,
+        )  # fmt: skip
+
+    def word(edges: bool) -> str:
+        made = full(findings=("nodule",))
+        tests = (test("gradcam", True, False), test("edges", edges, True))
+        return told(made.model_copy(update={"sanity": made.sanity.model_copy(update={"tests": tests})}), "sanity")[
+            0
+        ].word
+
+    assert word(edges=False) == "supported"
+    assert word(edges=True) == "not testable"
+
+
+def test_where_a_map_lies_accuses_nobody():
+    assert {one.speaks for one in told(full(), "where the maps lie")} == {"neither"}
+
+
+def test_a_share_is_of_what_is_positive_and_of_nothing_there_is_none():
+    heat, mask = np.array([[1.0, 3.0], [-8.0, 0.0]]), np.array([[True, False], [True, False]])
+    assert share(heat, mask) == 0.25
+    assert np.isnan(share(-np.abs(heat), mask))
+
+
+def test_the_hottest_tenth_is_counted_and_ties_in_expectation():
+    heat, mask = np.zeros((10, 10)), np.zeros((10, 10), bool)
+    heat[0] = 1.0
+    mask[0, :4] = mask[5, :4] = True
+    assert sensitivity(heat, mask) == 0.5  # the row is the tenth; four of the region's eight pixels lie in it
+    heat[0, 5:] = 0
+    assert sensitivity(heat, mask) == pytest.approx((4 + 4 * 5 / 95) / 8)  # five of the tenth are any of 95 equal ones
+    assert np.isnan(sensitivity(np.ones((10, 10)), mask))

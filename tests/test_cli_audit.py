@@ -1,0 +1,96 @@
+"""`camscope audit`: what a new user types, from a config to two audits held against one another."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("pydantic")
+
+from camscope.audit.demonstration import phantom_audit
+from camscope.cli import app
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, one_thread):
+    """A folder with a study, its net, and the config that `init` writes, made light."""
+    folder = tmp_path_factory.mktemp("study")
+    config = phantom_audit(folder, 0.95, images=48)
+    weights = config.model.weights
+    args = ["init", "manifest.csv", "--model", config.model.source, "--weights", weights, "--modality", "xray"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        told = asked(*args, "-o", "audit.toml")
+        assert told.exit_code == 0, told.output
+        assert "camscope audit run audit.toml" in told.output
+    text = (folder / "audit.toml").read_text().replace('["gradcam", "integratedgradients"]', '["gradcam"]')
+    (folder / "audit.toml").write_text(LIGHT + text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(study, one_thread):
+    """Its audit."""
+    told = asked("run", str(study / "audit.toml"), "-o", str(study / "audit"))
+    assert told.exit_code == 0, told.output
+    return told, study / "audit"
+
+
+def asked(*args):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["audit", *args])
+
+
+def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
+    told, folder = made
+    assert "about " in told.output
+    assert "from here: " in told.output
+    assert "The answer for lesion relies on the region token." in told.output
+    assert "● supported" in told.output
+    assert "localise was not tested" in told.output
+    assert str(folder / "report.html") in told.output.replace("\n", "")
+
+
+def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
+    told = asked("verify", str(made[1]), "--config", str(study / "audit.toml"), "--rows", "2")
+    assert told.exit_code == 0, told.output
+    assert told.output.count("row ") == 2
+    shutil.copytree(made[1], tmp_path / "audit")
+    file = tmp_path / "audit" / "summary.json"
+    file.write_text(file.read_text().replace('"not supported"', '"supported"', 1))
+    told = asked("verify", str(tmp_path / "audit"))
+    assert told.exit_code == 1
+    assert "✗ summary.json  was changed" in told.output
+    assert "✗ verdicts" in told.output
+
+
+def test_two_are_compared(made, tmp_path):
+    told = asked("compare", str(made[1]), str(made[1]), "-o", str(tmp_path / "gaps.json"))
+    assert told.exit_code == 0, told.output
+    assert "no verdict changed" in told.output
+    plain = json.loads((tmp_path / "gaps.json").read_text())
+    assert {one["difference"]["value"] for one in plain["differences"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("run", "nowhere.toml"), 2, "there is no such file; camscope audit init writes one"),
+        (("verify", "nowhere"), 2, "no finished audit is here"),
+        (("compare", "nowhere", "nowhere"), 2, "no audit is here"),
+        (("init", "nowhere.csv", "--model", "phantom"), 2, "there is no such manifest"),
+    ],
+)
+def test_what_is_not_there_is_one_line(args, code, words):
+    told = asked(*args)
+    assert told.exit_code == code
+    assert words in " ".join(told.output.split())
+
+
+def test_help_has_examples():
+    for name in ("init", "run", "compare", "verify"):
+        told = asked(name, "--help")
+        assert "Example: camscope audit" in told.output
