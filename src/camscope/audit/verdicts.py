@@ -145,7 +145,7 @@ def _named(region: str) -> str:
 def _reliance(summary: Summary, finding: str, region: str, claim: str, question: str, *, good: bool) -> Verdict:
     own = [one for one in summary.shortcut.interventions if one.region == region and one.finding == finding]
     margin = summary.margins["effect"]
-    known = [one for one in own if one.effect.value is not None]
+    known = [one for one in own if one.effect.value is not None and one.kind != "keep only"]
     if not known:
         reason = summary.shortcut.reason or next(
             (one.effect.reason for one in own), "no image has such a region, or no mask says so"

@@ -48,7 +48,7 @@ def _moved(subject: Subject, one: Trying) -> Iterator[Reading]:
             continue
         gaps: dict[int, float] = {}
         for trial in one.trials:
-            if trial.region == region:
+            if trial.region == region and trial.kind != "keep only":
                 gaps[trial.row] = max(gaps.get(trial.row, 0.0), abs(trial.with_it - trial.without))
         for row in sorted(gaps, key=lambda row: (-gaps[row], row))[:EACH]:
             if one.spread > 0 and gaps[row] > one.spread * subject.config.margins.effect:

@@ -1,8 +1,8 @@
 """trying: the model asked about images in which a region is removed, inserted or all that is left."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +37,12 @@ class Trial:
 
 @dataclass(eq=False)
 class Trying:
-    """The interventions of a finding. `spread`: of its log odds over all images, the unit of effects."""
+    """The interventions of a finding. `odds`: of each image as it is; `spread`: of all of them, the unit of effects."""
 
     subject: Subject
     seen: Scenes
     finding: Finding
+    odds: Mapping[int, float]
     spread: float
     trials: list[Trial] = field(default_factory=list)
 
@@ -50,11 +51,12 @@ class Trying:
         self.truth = {one.row: known[one.row] for one in self.seen.each}
 
     def interventions(self) -> Iterator[Intervention]:
-        """Every region removed from images with the finding, and inserted into images without."""
+        """Every region removed from images with the finding, all that is left of them, and inserted into images without."""
         for name in self.seen.names:
             there = [one for one in self.seen.with_region(name) if self.truth[one.row] is True]
             for fill in self.subject.config.fills:
-                yield self._removed(name, there, fill)
+                yield self._changed(name, there, fill, "remove")
+                yield self._changed(name, there, fill, "keep only")
             yield self._inserted(name)
 
     def blanked(self) -> Iterator[Blanked]:
@@ -67,12 +69,16 @@ class Trying:
                 if name != FINDING:
                     yield self._without(name, there, fill, "keep only")
 
-    def _removed(self, name: str, there: Sequence[Scene], fill: str) -> Intervention:
-        clean = self._asked(there)
-        changed = self._asked(there, lambda x, masks: removed(x, masks, fill), name)
-        self._note(name, "remove", fill, there, changed, clean)
+    def _changed(
+        self, name: str, there: Sequence[Scene], fill: str, kind: Literal["remove", "keep only"]
+    ) -> Intervention:
+        """How much less the model answers without the region, or without all the rest."""
+        change = removed if kind == "remove" else kept
+        clean = np.array([self.odds[one.row] for one in there])
+        changed = self._asked(there, lambda x, masks: change(x, masks, fill), name)
+        self._note(name, kind, fill, there, changed, clean)
         effect = self._effect(lambda: removal(name, fill, clean, changed, self.spread, self._groups(there), **self.how))
-        return Intervention(region=name, finding=self.finding.name, kind="remove", fill=fill, effect=effect)
+        return Intervention(region=name, finding=self.finding.name, kind=kind, fill=fill, effect=effect)
 
     def _inserted(self, name: str) -> Intervention:
         """Of a donor that has it and the finding, less the same pixels of an image with neither: seams are in both."""
@@ -102,7 +108,7 @@ class Trying:
             receiver, donor, other = (known[one] for one in three)
             yield receiver, donor, other
 
-    def _without(self, name: str, there: Sequence[Scene], fill: str, kind: Any) -> Blanked:
+    def _without(self, name: str, there: Sequence[Scene], fill: str, kind: Literal["blank", "keep only"]) -> Blanked:
         change = removed if kind == "blank" else kept
         answers = self._asked(there, lambda x, masks: change(x, masks, fill), name)
         truth, groups = np.array([bool(self.truth[one.row]) for one in there]), self._groups(there)
@@ -146,15 +152,13 @@ class Trying:
             found.append(self._odds(pasted))
         return np.concatenate(found) if found else np.empty(0)
 
-    def _asked(self, there: Sequence[Scene], change: Change | None = None, name: str = "") -> Array:
-        """(N,) log odds of images, changed or as they are."""
+    def _asked(self, there: Sequence[Scene], change: Change, name: str) -> Array:
+        """(N,) log odds of changed images."""
         found, size = [], self.subject.config.batch_size
         for start in range(0, len(there), size):
             part = list(there[start : start + size])
             x = torch.stack([one.x for one in part])
-            if change is not None:
-                x = change(x, torch.from_numpy(np.stack([one.regions[name] for one in part])))
-            found.append(self._odds(x))
+            found.append(self._odds(change(x, torch.from_numpy(np.stack([one.regions[name] for one in part])))))
         return np.concatenate(found) if found else np.empty(0)
 
     def _odds(self, x: Tensor) -> Array:

@@ -27,7 +27,7 @@ def shortcut(subject: Subject) -> Shortcut:
     config, answered = subject.config, Answered.read(subject.folder)
     seen = scenes(subject, subject.sampled(config.sizes.regions, 4))
     few = _fewer(seen, subject.sampled(min(config.sizes.interventions, config.sizes.regions), 4))
-    tried = [Trying(subject, few, one, answered.spread(one.name)) for one in subject.findings]
+    tried = [Trying(subject, few, one, answered.of(one.name), answered.spread(one.name)) for one in subject.findings]
     interventions = [found for one in tried for found in one.interventions()]
     blanked = [found for one in tried for found in one.blanked()]
     _write(subject, tried)
@@ -78,7 +78,7 @@ def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
         for region in subject.config.regions.columns:
             gaps: dict[int, list[float]] = {}
             for trial in one.trials:
-                if trial.region == region and one.spread > 0:
+                if trial.region == region and trial.kind != "keep only" and one.spread > 0:
                     gaps.setdefault(trial.row, []).append((trial.with_it - trial.without) / one.spread)
             if gaps:
                 values = {row: float(np.mean(own)) for row, own in gaps.items()}
