@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from camscope.audit.answers.answered.leak import leak
+from camscope.audit.answers.leak import leak
 
 from camscope.errors import InputError, UndefinedError
 

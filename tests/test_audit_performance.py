@@ -4,10 +4,10 @@ from math import erf
 
 import numpy as np
 import pytest
-from camscope.audit.answers.answered.calibration import calibration, wilson
-from camscope.audit.answers.answered.contrasts import contrast, contrast_aurocs
-from camscope.audit.answers.answered.performance import auroc, average_precision
-from camscope.audit.answers.answered.ranking import ranked, redrawn, under_precision, under_roc
+from camscope.audit.answers.calibration import calibration, wilson
+from camscope.audit.answers.contrasts import contrast, contrast_aurocs
+from camscope.audit.answers.performance import auroc, average_precision
+from camscope.audit.answers.ranking import ranked, redrawn, under_precision, under_roc
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimated

@@ -5,10 +5,10 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from camscope.audit.ways.found.enrichment import averaged, enriched
-from camscope.audit.ways.found.heatmaps import placed, pooled
-from camscope.audit.ways.found.spectral import parted, spectrum
-from camscope.audit.ways.found.strategies import strategies
+from camscope.audit.ways.enrichment import averaged, enriched
+from camscope.audit.ways.heatmaps import placed, pooled
+from camscope.audit.ways.spectral import parted, spectrum
+from camscope.audit.ways.strategies import strategies
 from sklearn.metrics import adjusted_rand_score
 
 from camscope.errors import InputError, UndefinedError
