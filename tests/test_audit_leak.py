@@ -6,7 +6,6 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from camscope.audit.answers.leak import leak
-
 from camscope.errors import InputError, UndefinedError
 
 
@@ -45,13 +44,13 @@ def test_scaling_shifting_and_constant_features_change_nothing():
 
 def test_without_a_site_chance_is_not_beaten():
     covered, readable, chances = 0, 0, []
-    for seed in range(20):
+    for seed in range(10):
         features, site, groups = patients(np.random.default_rng(seed), 50, 6)
         found = leak(features, site, groups, folds=4, replicates=200, seed=seed)
         covered += found.auroc.low <= 0.5 <= found.auroc.high or found.p > 0.05
         readable += found.readable
         chances.append(found.chance)
-    assert covered >= 18
+    assert covered >= 9
     assert readable <= 1
     assert abs(np.mean(chances) - 0.5) < 0.03
 

@@ -4,11 +4,11 @@ from math import erf
 
 import numpy as np
 import pytest
+
 from camscope.audit.answers.calibration import calibration, wilson
 from camscope.audit.answers.contrasts import contrast, contrast_aurocs
 from camscope.audit.answers.performance import auroc, average_precision
 from camscope.audit.answers.ranking import ranked, redrawn, under_precision, under_roc
-
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimated
 from camscope.metrics.statistics import draws

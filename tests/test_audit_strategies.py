@@ -5,12 +5,12 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+from sklearn.metrics import adjusted_rand_score
+
 from camscope.audit.ways.enrichment import averaged, enriched
 from camscope.audit.ways.heatmaps import placed, pooled
 from camscope.audit.ways.spectral import parted, spectrum
 from camscope.audit.ways.strategies import strategies
-from sklearn.metrics import adjusted_rand_score
-
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimated
 

@@ -127,6 +127,11 @@ def _shortcuts(summary: Summary) -> Iterator[Verdict]:
         for region in _regions(summary):
             claim = f"The answer for {finding} relies on {_named(region)}."
             yield _reliance(summary, finding, region, claim, "shortcut", good=False)
+    for column in dict.fromkeys(level.column for level in summary.shortcut.levels):
+        own = [level for level in summary.shortcut.levels if level.column == column]
+        place, _, region = column.partition(", effect of ")
+        claim = f"What {_named(region)} adds to the answer is the same whatever the {place}."
+        yield _equal("shortcut by subgroup", claim, summary.resolve.findings[0], own, "shortcut", column)
 
 
 def _regions(summary: Summary) -> list[str]:

@@ -32,7 +32,10 @@ def localise(subject: Subject) -> Measured:
 
 
 def _levels(subject: Subject, made: Measures) -> Iterator[Level]:
-    """Whether the maps lie on the finding for some patients more than for others: the energy inside, by subgroup."""
+    """Whether the maps lie on the finding for some patients more than for others: the energy inside, by subgroup.
+
+    Of the first method, and the first finding.
+    """
     finding, tool = subject.findings[0], subject.tools[0]
     own = of_finding(subject, grouped(subject, made.table()), finding, True)
     layer = next(

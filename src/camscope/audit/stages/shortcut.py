@@ -73,15 +73,18 @@ def _masses(subject: Subject, seen: Scenes) -> Iterator[Any]:
 
 
 def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
-    """Whether the answer relies on a marker more at one site than at another."""
-    for one in tried:
+    """Whether a marker speaks for the finding at one site more than at another: what removing it takes away, 0 without it.
+
+    Of the first finding.
+    """
+    for one in tried[:1]:
         for region in subject.config.regions.columns:
-            gaps: dict[int, list[float]] = {}
+            gaps: dict[int, list[float]] = {row: [] for row, truth in one.truth.items() if truth is True}
             for trial in one.trials:
-                if trial.region == region and trial.kind != "keep only" and one.spread > 0:
-                    gaps.setdefault(trial.row, []).append((trial.with_it - trial.without) / one.spread)
-            if gaps:
-                values = {row: float(np.mean(own)) for row, own in gaps.items()}
+                if trial.region == region and trial.kind == "remove" and one.spread > 0:
+                    gaps[trial.row].append((trial.with_it - trial.without) / one.spread)
+            if any(gaps.values()):
+                values = {row: float(np.mean(own)) if own else 0.0 for row, own in gaps.items()}
                 for level in levels(subject, values, subject.config.margins.effect):
                     yield level.model_copy(update={"column": f"{level.column}, effect of {region}"})
 
