@@ -96,6 +96,17 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
         evidence_of("nowhere", columns, place)
 
 
+def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
+    from camscope.measure.evidence import Column
+    from camscope.phantom.shortcut import draw_volume_study, write_study
+
+    study = draw_volume_study(4, 1, 0.5)
+    write_study(study, tmp_path)
+    n = int(np.flatnonzero(study.labels == 1)[0])
+    row = {"row": n, "mask": f"mask/{n:05d}.tiff"}
+    assert (Column("mask", tmp_path).mask(row, (32, 32, 32)) == study.lesion_masks[n]).all()
+
+
 def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path):
     for folder, grey in (("a", 255), ("b", 0)):
         (tmp_path / "masks" / folder).mkdir(parents=True)

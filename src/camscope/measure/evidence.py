@@ -170,7 +170,8 @@ def evidence_of(source: str | Path, columns: Sequence[str], root: Path, categori
 def picture(file: str, size: Size) -> Mask:
     """(H,W), (D,H,W): the pixels of a mask's file that are not black, or 0; it has the image's own size."""
     try:
-        known = read_scan(file).values != 0 if is_scan(file) else read_photo(file).pixels.any(2)
+        volume = is_scan(file) or len(size) == 3  # which a photograph never is: TIFF pages are slices
+        known = read_scan(file).values != 0 if volume else read_photo(file).pixels.any(2)
     except ImageError as error:
         raise InputError(f"the mask {error}") from error
     if known.shape != tuple(size):
