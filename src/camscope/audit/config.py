@@ -26,8 +26,9 @@ class Data(_Part):
     """`[data]`: the images, and what is known of each.
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
-    `evidence`: where findings are, as `camscope measure --masks` takes it. `split`, `use`: only rows of this split.
-    `subgroups`: columns by which answers and maps are compared. `images`: at most so many, drawn by the seed.
+    `evidence`: where the finding is, as `camscope measure --masks` takes it; of several findings a table, finding -> where.
+    `split`, `use`: only rows of this split. `subgroups`: columns by which answers and maps are compared. `images`: at most
+    so many, drawn by the seed.
     """
 
     manifest: str
@@ -38,7 +39,7 @@ class Data(_Part):
     subgroups: tuple[str, ...] = ()
     split: str | None = None
     use: str | None = None
-    evidence: str | None = None
+    evidence: str | dict[str, str] | None = None
     images: int | None = Field(default=None, ge=1)
     window: str | None = None
 
@@ -188,8 +189,11 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         for name in ("manifest", "root"):
             if isinstance(data.get(name), str) and "://" not in data[name]:
                 data[name] = str(folder / data[name])
-        if isinstance(found := data.get("evidence"), str) and (folder / found).exists():
-            data["evidence"] = str(folder / found)
+        found = data.get("evidence")
+        if isinstance(found, str):
+            data["evidence"] = _there(found, folder)
+        elif isinstance(found, Mapping):
+            data["evidence"] = {name: _there(one, folder) for name, one in found.items()}
     if isinstance(model, dict):
         if isinstance(model.get("weights"), str) and model["weights"] != "random":
             model["weights"] = str(folder / model["weights"])
@@ -197,3 +201,8 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(source, str) and ".py:" in source:
             model["source"] = str(folder / source)
     return made
+
+
+def _there(place: Any, folder: Path) -> Any:
+    """A file or folder as seen from here; a column's name as it is."""
+    return str(folder / place) if isinstance(place, str) and (folder / place).exists() else place

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
-from camscope.audit.answers.asking import odds_of
+from camscope.audit.answers.asking import logits_of
 from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
 from camscope.batch.reading import Loaded
@@ -28,7 +28,7 @@ def estimated(subject: Subject) -> Seconds:
     if not images:
         return {}
     batch = subject.worker.collated(images)
-    once = _timed(lambda: odds_of(subject, subject.on_device(images), subject.findings)) / len(images)
+    once = _timed(lambda: logits_of(subject, subject.on_device(images))) / len(images)
     maps = _timed(lambda: subject.worker.rows(batch)) / len(images)
     read = _timed(lambda: list(subject.loaded([one.row["row"] for one in images]))) / len(images)
     return {
@@ -49,7 +49,7 @@ def _stages(subject: Subject, once: float, maps: float, read: float, images: lis
         "check": len(subject.whole) * read,
         "predict": rows * (read + once),
         "explain": rows * (read + maps),
-        "localise": rows * (read + (tools + CONTROLS) * JUDGED) if subject.evidence is not None else 0.0,
+        "localise": rows * (read + (tools + CONTROLS) * JUDGED) if subject.evidence else 0.0,
         "faithfulness": min(rows, sizes.faithfulness) * (tools + CONTROLS) * len(config.fills) * REMOVALS * once,
         "sanity": min(rows, sizes.sanity) * SEEDS * losing * maps / findings,
         "robustness": min(rows, sizes.robustness) * AGAIN * maps,

@@ -40,6 +40,8 @@ def warnings(summary: Summary) -> Iterator[str]:
         yield "No column says whose image each is: images of one patient are counted as if they were independent."
     if summary.check.patients < FEW:
         yield f"There are only {summary.check.patients} patients: intervals are wide, and little can be told."
+    if summary.predict.probabilities:
+        yield "The model gives probabilities; log odds were made of them, and end where probabilities round to 0 or 1."
     failed = sum(one.failures for one in summary.explain.maps[:1])
     if failed:
         yield f"{failed} images have no map; they are listed in failures.csv."

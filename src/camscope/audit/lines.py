@@ -19,10 +19,9 @@ Better = Literal["more", "less", "neither"]
 WORDS: dict[bool | None, Better] = {True: "more", False: "less", None: "neither"}
 
 
-def lines(subject: Subject, measures: Measures, *, only: bool | None = None) -> list[Line]:
-    """Of every metric and method. `only` True: of images with the finding; False: without; None: of all."""
-    table = grouped(subject, measures.table())
-    return [line for finding in subject.findings for line in _of(subject, table, finding, only)]
+def lines(subject: Subject, measures: Measures, finding: Finding) -> list[Line]:
+    """Of every metric and method, of images with a finding."""
+    return _of(subject, grouped(subject, measures.table()), finding, True)
 
 
 def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":

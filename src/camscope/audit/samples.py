@@ -1,34 +1,45 @@
 """Samples: the maps of some images in a run of their own, for the stages that ask the model many times of each."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from camscope.audit.lines import lines
-from camscope.audit.schema import Measured
-from camscope.audit.subject import Subject
+from camscope.audit.schema import Line, Measured
+from camscope.audit.subject import Finding, Subject
 from camscope.batch import Manifest, Run, run_batch
 from camscope.batch.manifest import arrow
-from camscope.measure import Measures, measure
+from camscope.measure import measure
 
 CHUNK = 8  # images that are lost where an audit is stopped: each takes long
 
 
-def measured(subject: Subject, name: str, rows: list[int], metrics: tuple[str, ...]) -> Measured:
-    """Metrics that ask the model about some images; maps and values are in the folder `name`."""
-    if not rows:
-        return Measured(tested=False, reason="no image has a label and an answer")
-    folder, config = subject.folder / name, subject.config
+def measured(subject: Subject, name: str, count: int, salt: int, metrics: tuple[str, ...]) -> Measured:
+    """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `name`, finding by finding."""
+    found, images = [], 0
+    for finding in subject.findings:
+        rows = subject.sampled(count, salt, finding, only=True)
+        images += len(rows)
+        found += _measured(subject, subject.folder / name / str(finding.index), finding, rows, metrics) if rows else []
+    if not images:
+        return Measured(tested=False, reason="no image with a finding has an answer")
+    return Measured(images=images, lines=tuple(found))
+
+
+def _measured(
+    subject: Subject, folder: Path, finding: Finding, rows: list[int], metrics: tuple[str, ...]
+) -> list[Line]:
+    config = subject.config
     shown, whole = _some(subject, subject.shown, rows), _some(subject, subject.manifest, rows)
-    targets = [one.index for one in subject.findings]
     run_batch(
         subject.tools,
         shown,
         folder / "maps",
-        targets,
+        [finding.index],
         batch_size=config.batch_size,
         chunk=CHUNK,
         window=config.data.window,
     )
-    made: Measures = measure(
+    made = measure(
         Run(folder / "maps", whole),
         folder / "values",
         metrics=metrics,
@@ -39,7 +50,7 @@ def measured(subject: Subject, name: str, rows: list[int], metrics: tuple[str, .
         batch_size=config.batch_size,
         told=subject.told,
     )
-    return Measured(images=len(rows), lines=tuple(lines(subject, made)))
+    return lines(subject, made, finding)
 
 
 def _some(subject: Subject, manifest: Manifest, rows: list[int]) -> Manifest:

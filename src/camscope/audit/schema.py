@@ -147,8 +147,9 @@ class Answers(Part):
 
 
 class Predict(Stage):
-    """The model's answers."""
+    """The model's answers. `probabilities`: it gives these, and log odds were made of them."""
 
+    probabilities: bool = False
     findings: tuple[Answers, ...] = ()
 
 

@@ -70,18 +70,18 @@ class Subject:
             raise InputError(f"no row of the manifest has a path and is of the split {data.use!r}")
         ids = table["id"].to_pylist()
         if len(set(ids)) < len(ids):
-            twice = next(one for one in ids if ids.count(one) > 1) if len(ids) < 10_000 else "one"
-            raise InputError(
-                f"several rows have the id {twice if self.config.report.profile == 'clinical' else 'of another'}"
-            )
+            raise InputError(f"{len(ids) - len(set(ids))} rows have the id of another row: each needs its own")
         return some_of(replace(self.whole, table=table), data.images, self.config.seed)
 
     @cached_property
     def shown(self) -> Manifest:
         """The same rows as the outputs have them: in the profile "research" without names of files."""
-        kept = ["row", "id", "path", *self.config.report.columns]
-        made = replace(self.manifest, table=self.manifest.table.select(_free(kept)))
-        return privately(made, list(self.config.report.columns)) if self.private else made
+        table = self.manifest.table
+        if not self.private:
+            kept = [name for name in table.column_names if name.lower() not in TAKEN or name == "row"]
+            return replace(self.manifest, table=table.select([name for name in kept if name != "target"]))
+        made = replace(self.manifest, table=table.select(_free(["row", "id", "path", *self.config.report.columns])))
+        return privately(made, list(self.config.report.columns))
 
     @property
     def private(self) -> bool:
@@ -140,12 +140,17 @@ class Subject:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The classes that are asked about."""
-        return tuple(self._finding(name) for name in self.config.explain.findings)
+        found = tuple(self._finding(name) for name in self.config.explain.findings)
+        if len({one.index for one in found}) < len(found):
+            raise InputError(f"findings {', '.join(self.config.explain.findings)}: two of them are one class")
+        return found
 
     def _finding(self, name: str) -> Finding:
         if name.isdecimal():
             index = int(name)
-            return Finding(index, self.categories[index] if index < len(self.categories) else name)
+            if self.categories and index >= len(self.categories):
+                raise TargetError(f"class {index} is out of range: the model has {len(self.categories)} classes")
+            return Finding(index, self.categories[index] if self.categories else name)
         if not self.categories:
             raise TargetError(f"the model names no classes: write the finding {name!r} as a number")
         return Finding(index_of(name, len(self.categories), self.categories), name)
@@ -163,7 +168,10 @@ class Subject:
                 {"layer": named.layer} if has_layer(METHODS[name]) and named.layer is not None else {}
             )
             extra |= named.settings.get(name, {})
-            made.append(METHODS[name](self.model, preprocess=self.config.model.preprocess, **extra))
+            try:
+                made.append(METHODS[name](self.model, preprocess=self.config.model.preprocess, **extra))
+            except TypeError as error:
+                raise InputError(f"explain.settings.{name}: {error}") from error
         return made
 
     @cached_property
@@ -178,24 +186,27 @@ class Subject:
         """Whether each row has the finding; None where its label is missing."""
         data = self.config.data
         if data.label is not None:
-            known = self.column(data.label)
-            self._expect_label(data.label, set(known.values()))
+            if self.config.model.outputs == "sigmoid":
+                raise InputError(
+                    f'outputs = "sigmoid" answers each finding by itself: say labels = {{ {finding.name} = "{data.label}" }} '
+                    f"in place of label, a column of 0 and 1"
+                )
+            known = {row: _label(one) for row, one in self.column(data.label).items()}
+            self._expect_label(data.label, {one for one in known.values() if one is not None})
             return {
-                row: None if one in (None, "") else str(one) in (finding.name, str(finding.index))
-                for row, one in known.items()
+                row: None if one is None else one in (finding.name, str(finding.index)) for row, one in known.items()
             }
         column = data.labels.get(finding.name) or data.labels.get(str(finding.index))
         if column is None:
             raise InputError(f"labels names no column for {finding.name!r}")
-        return {row: None if one in (None, "") else _truth(one, column) for row, one in self.column(column).items()}
+        said = {row: _label(one) for row, one in self.column(column).items()}
+        return {row: None if one is None else _truth(one, column) for row, one in said.items()}
 
-    def _expect_label(self, column: str, values: set[Any]) -> None:
+    def _expect_label(self, column: str, values: set[str]) -> None:
         """InputError for a label that no class of the model has: it would count as an image without the finding."""
-        known = set(self.categories)
-        for one in values - {None, ""}:
-            if str(one).isdecimal() or not known or str(one) in known:
-                continue
-            said = repr(str(one)) if not self.private else "a label"
+        known = {*self.categories, *map(str, range(len(self.categories)))}
+        for one in sorted(values - known) if known else ():
+            said = repr(one) if not self.private else "a label"
             raise InputError(
                 f"{said} in column {column!r} is no class of the model; there are {', '.join(self.categories)}"
             )
@@ -236,10 +247,17 @@ class Subject:
         return source_of(where, where.rows(self.place[row], self.place[row] + 1)[0]["path"])
 
     @cached_property
-    def evidence(self) -> Evidence | None:
-        """Where findings are, if that is known."""
-        name = self.config.data.evidence
-        return None if name is None else self.evidence_in(name)
+    def evidence(self) -> dict[str, Evidence]:
+        """Finding -> where it is, of those of which that is known. One place alone is that of the first finding."""
+        named = self.config.data.evidence
+        if named is None:
+            return {}
+        if isinstance(named, str):
+            return {self.findings[0].name: self.evidence_in(named)}
+        known = {one.name: named.get(one.name) or named.get(str(one.index)) for one in self.findings}
+        if unknown := set(named) - {name for one in self.findings for name in (one.name, str(one.index))}:
+            raise InputError(f"evidence names {sorted(unknown)[0]!r}, which is none of the findings")
+        return {name: self.evidence_in(place) for name, place in known.items() if place is not None}
 
     def evidence_in(self, name: str) -> Evidence:
         """What a column, a folder or a file of masks says."""
@@ -250,16 +268,21 @@ class Subject:
         """The maps of all rows."""
         return Run(self.folder / "maps", self.manifest)
 
-    def sampled(self, count: int, salt: int, *, only: bool = False) -> list[int]:
-        """So many rows drawn by the seed, in their order: as many with the first finding as without, or `only` such with it."""
-        truths = self.truths(self.findings[0])
-        random = np.random.default_rng((self.config.seed, salt))
+    def sampled(self, count: int, salt: int, finding: Finding, *, only: bool = False) -> list[int]:
+        """So many rows drawn by the seed, in their order: as many with the finding as without, or `only` such with it."""
+        truths = self.truths(finding)
+        random = np.random.default_rng((self.config.seed, salt, finding.index))
         kinds = [[row for row in self.readable if truths[row] is kind] for kind in ((True,) if only else (True, False))]
         drawn: list[int] = []
         for k, kind in enumerate(sorted(kinds, key=len)):
             most = (count - len(drawn)) // (len(kinds) - k)
             drawn += [kind[i] for i in random.permutation(len(kind))[:most]]
         return sorted(drawn)
+
+    def sampled_of_all(self, count: int, salt: int) -> list[int]:
+        """The same of every finding, together: each has its share."""
+        each = count // len(self.findings)
+        return sorted({row for one in self.findings for row in self.sampled(each, salt, one)})
 
     @cached_property
     def readable(self) -> list[int]:
@@ -269,10 +292,21 @@ class Subject:
         return Answered.read(self.folder).rows
 
     @cached_property
-    def layer(self) -> str | None:
-        """Where the first method looks that looks at one layer, as `resolve` found."""
-        tools = json.loads((self.folder / "stages" / "resolve.json").read_bytes())["tools"]
-        return next((tool["layer"] for tool in tools if tool["layer"] in dict(self.model.named_modules())), None)
+    def resolved(self) -> list[dict[str, Any]]:
+        """The methods as `resolve` found them: title, layer, grid, stride."""
+        found: list[dict[str, Any]] = json.loads((self.folder / "stages" / "resolve.json").read_bytes())["tools"]
+        return found
+
+    @cached_property
+    def pooled(self) -> tuple[str | None, tuple[int, ...]]:
+        """The layer and grid whose mean over places are the features: of the first method that looks at one layer."""
+        named = dict(self.model.named_modules())
+        found = next((one for one in self.resolved if one["layer"] in named), None)
+        return (None, ()) if found is None else (found["layer"], tuple(found["grid"]))
+
+    def about(self, tool: Explainer) -> dict[str, Any]:
+        """What `resolve` found of a method."""
+        return next(one for one in self.resolved if one["title"] == tool.title)
 
 
 def _free(names: Sequence[str]) -> list[str]:
@@ -280,6 +314,13 @@ def _free(names: Sequence[str]) -> list[str]:
     if taken := [name for name in names if name in TAKEN and name not in ("row", "id", "path")]:
         raise InputError(f"the outputs have a column {taken[0]!r} of their own: rename that of the manifest")
     return list(dict.fromkeys(names))
+
+
+def _label(value: Any) -> str | None:
+    """As it is compared: None where there is none, and 1.0, which a column with gaps makes of 1, as 1."""
+    if value is None or value == "" or value != value:  # NaN is the only thing that is not itself
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _truth(value: Any, column: str) -> bool:

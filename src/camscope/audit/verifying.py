@@ -11,7 +11,7 @@ import numpy as np
 
 from camscope.audit import provenance
 from camscope.audit.answers.answered import Answered
-from camscope.audit.answers.asking import odds_of
+from camscope.audit.answers.asking import logits_of, odds_of
 from camscope.audit.audited import AuditRun
 from camscope.audit.config import Config
 from camscope.audit.report import unknown
@@ -146,7 +146,8 @@ def _rows(subject: Subject, count: int, seed: int) -> Iterator[Checked]:
         if one.item is None or any(one.sha256 != known["sha256"] for known in own):
             yield Checked(f"row {name}", False, "its image is another one")
             continue
-        odds = odds_of(subject, one.item.x[None], subject.findings)[0].numpy()[0]
+        logits, _ = logits_of(subject, one.item.x[None])
+        odds = odds_of(subject, logits, subject.findings, probabilities=then.probabilities).numpy()[0]
         before = then.odds[then.rows.index(row)]
         if not np.allclose(odds, before, rtol=1e-4, atol=1e-4):
             yield Checked(f"row {name}", False, "its answer is another one")

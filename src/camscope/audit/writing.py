@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from camscope.audit.answers.answered import Answered
-from camscope.audit.subject import Subject
+from camscope.audit.subject import Finding, Subject
 from camscope.batch.manifest import arrow
 from camscope.batch.spreadsheet import Cells
 from camscope.files import write_bytes, writing
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METRICS, FAILURES, SUMMARY = "metrics.parquet", "failures.csv", "summary.json"
 REPORT, GALLERY = "report.html", "gallery.json"
-VALUES = {"localise": "localise", "faithfulness": "faithfulness/values", "robustness": "robustness/values"}
+VALUES = {"localise": "", "faithfulness": "values", "robustness": "values"}
 LONG = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
 
 
@@ -43,7 +43,12 @@ def emptied(folder: Path) -> None:
 
 def write_metrics(subject: Subject) -> None:
     """`metrics.parquet`: every value of every map, in long form."""
-    parts = [part for stage, place in VALUES.items() if (part := _values(subject, stage, place)) is not None]
+    parts = [
+        _values(subject, stage, finding, place)
+        for stage, inner in VALUES.items()
+        for finding in subject.findings
+        if ((place := subject.folder / stage / str(finding.index) / inner) / "run.json").is_file()
+    ]
     schema = _schema()
     table = arrow().concat_tables(parts) if parts else schema.empty_table()
     with writing(subject.folder / METRICS) as file:
@@ -56,14 +61,15 @@ def _schema() -> "pa.Schema":
     return pa.schema([(name, kinds.get(name, pa.string())) for name in LONG])
 
 
-def _values(subject: Subject, stage: str, place: str) -> "pa.Table | None":
-    if not (subject.folder / place / "run.json").is_file():
-        return None
-    table, pa = Measures(subject.folder / place).table(), arrow()
-    names = {str(one.index): one.name for one in subject.findings}
+def _values(subject: Subject, stage: str, finding: Finding, place: Path) -> "pa.Table":
+    """Of one question, and of maps that know nothing."""
+    pa, table = arrow(), Measures(place).table()
+    asked = [one in (None, str(finding.index)) for one in table["target"].to_pylist()]
+    kept = [own or control for own, control in zip(asked, table["control"].to_pylist(), strict=True)]
+    table = table.filter(pa.array(kept, pa.bool_()))
     columns = {name: table[name] for name in LONG if name in table.column_names}
     columns["stage"] = pa.array([stage] * table.num_rows, pa.string())
-    columns["finding"] = pa.array([names.get(one) for one in table["target"].to_pylist()], pa.string())
+    columns["finding"] = pa.array([finding.name] * table.num_rows, pa.string())
     return pa.table({name: columns[name] for name in LONG}, schema=_schema())
 
 

@@ -17,13 +17,17 @@ FILE = "predictions.parquet"
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """`rows` (N,): those that were answered; `odds` (N,F) for each of `findings`; `features` (N,D); `errors` of the others."""
+    """`rows` (N,): those that were answered; `odds` (N,F) for each of `findings`; `features` (N,D); `errors` of the others.
+
+    `probabilities`: the model gives these, and the odds were made of them.
+    """
 
     rows: list[int]
     findings: tuple[str, ...]
     odds: Floats
     features: npt.NDArray[np.float32]
     errors: dict[int, str]
+    probabilities: bool = False
 
     def of(self, finding: str) -> dict[int, float]:
         """Row -> log odds."""
@@ -51,24 +55,32 @@ class Answered:
             columns[f"truth {name}"] = pa.array([truths[f][row] for row in every], pa.bool_())
             columns[f"log odds {name}"] = pa.array(odds, pa.float64())
             columns[f"probability {name}"] = pa.array(chances, pa.float64())
+        wide = self.features.shape[1]
         kept = [self.features[place[row]] if row in place else None for row in every]
-        columns["features"] = pa.array(kept, pa.list_(pa.float32()))
+        columns["features"] = pa.array(kept, pa.list_(pa.float32(), wide))
+        table = pa.table(columns).replace_schema_metadata({"probabilities": str(self.probabilities)})
         with writing(folder / FILE) as file:
-            arrow("parquet").write_table(pa.table(columns), file)
+            arrow("parquet").write_table(table, file)
 
     @classmethod
-    def read(cls, folder: Path) -> "Answered":
-        """What `write` wrote."""
-        table = arrow("parquet").read_table(folder / FILE)
+    def read(cls, folder: Path, *, features: bool = False) -> "Answered":
+        """What `write` wrote; `features` only where they are needed, for they are many."""
+        schema = arrow("parquet").read_schema(folder / FILE)
+        columns = [name for name in schema.names if features or name != "features"]
+        table = arrow("parquet").read_table(folder / FILE, columns=columns)
         names = tuple(one.removeprefix("log odds ") for one in table.column_names if one.startswith("log odds "))
         errors = dict(zip(table["row"].to_pylist(), table["error"].to_pylist(), strict=True))
         there = table.filter(arrow("compute").is_null(table["error"]))
         odds = [there[f"log odds {name}"].to_numpy() for name in names]
-        features = np.array(there["features"].to_pylist(), np.float32)
+        kept = np.empty((there.num_rows, 0), np.float32)
+        if features:
+            flat = there["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            kept = np.asarray(flat, np.float32).reshape(there.num_rows, -1)
         return cls(
             there["row"].to_pylist(),
             names,
             np.stack(odds, 1) if odds else np.empty((0, 0)),
-            features,
+            kept,
             {row: why for row, why in errors.items() if why is not None},
+            (schema.metadata or {}).get(b"probabilities") == b"True",
         )

@@ -1,6 +1,7 @@
 """Masses: how much of the maps lies in a region, beside the maps of other images in the same place."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def _mass(
     own = np.array([share(heats[one.row], one.regions[name]) for one in there])
     area = np.array([one.regions[name].mean() for one in there])
     null = np.array([_shuffled(subject, one, name, heats, order) for one in there])
-    diameter = float(np.median([equivalent_diameter(one.regions[name]) for one in there])) if there else 0.0
+    diameter = float(np.median([_width(one.regions[name]) for one in there])) if there else 0.0
     resolved = bool(there) and diameter >= stride
     return Mass(
         region=name,
@@ -78,6 +79,12 @@ def _mass(
         stride=rounded(stride) or 0.0,
         reason="" if resolved else "below the resolution of the maps" if there else "no image has it",
     )
+
+
+def _width(mask: Mask) -> float:
+    """How wide a region is: of a blob its diameter, of a frame its thickness."""
+    edt = import_module("scipy.ndimage").distance_transform_edt
+    return min(equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))
 
 
 def share(heat: Floats, mask: Mask) -> float:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from camscope.audit.answers.asking import odds_of
+from camscope.audit.answers.asking import logits_of, odds_of
 from camscope.audit.answers.performance import auroc
 from camscope.audit.numbers import number
 from camscope.audit.schema import Blanked, Intervention, Number
@@ -44,6 +44,7 @@ class Trying:
     finding: Finding
     odds: Mapping[int, float]
     spread: float
+    probabilities: bool = False
     trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -162,4 +163,5 @@ class Trying:
         return np.concatenate(found) if found else np.empty(0)
 
     def _odds(self, x: Tensor) -> Array:
-        return odds_of(self.subject, x, [self.finding])[0].numpy()[:, 0]
+        logits, _ = logits_of(self.subject, x)
+        return odds_of(self.subject, logits, [self.finding], probabilities=self.probabilities).numpy()[:, 0]

@@ -24,7 +24,7 @@ def check(subject: Subject) -> Check:
         patient=data.patient,
         split=data.split,
         target=data.label,
-        mask=data.evidence if data.evidence in columns else None,
+        mask=_column(subject),
         by=[name for name in data.subgroups if name in columns],
         profile=subject.config.report.profile,
         keep=list(subject.config.report.columns),
@@ -51,10 +51,16 @@ def check(subject: Subject) -> Check:
     )
 
 
+def _column(subject: Subject) -> str | None:
+    """Of the manifest, that says where the first finding is."""
+    named = subject.config.data.evidence
+    first = next(iter(named.values()), None) if isinstance(named, dict) else named
+    return first if first in subject.whole.table.column_names else None
+
+
 def _expect(subject: Subject) -> None:
     """InputError for what a later stage would only find out after an hour: names of classes, labels, regions and masks."""
-    masked(subject)
-    wanted(subject)
+    masked(subject), wanted(subject), subject.evidence, subject.tools  # each raises what is wrong with it
     for finding in subject.findings:
         truth = [one for one in subject.truths(finding).values() if one is not None]
         if not 0 < sum(truth) < len(truth):

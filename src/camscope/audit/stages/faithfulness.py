@@ -10,5 +10,5 @@ METRICS = (
 
 
 def faithfulness(subject: Subject) -> Measured:
-    """Of images with the first finding, drawn by the seed."""
-    return measured(subject, "faithfulness", subject.sampled(subject.config.sizes.faithfulness, 1, only=True), METRICS)
+    """Of images with each finding, drawn by the seed."""
+    return measured(subject, "faithfulness", subject.config.sizes.faithfulness, 1, METRICS)

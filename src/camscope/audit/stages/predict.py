@@ -1,6 +1,6 @@
 """predict: the model's answers, and how well they tell a finding from its absence, by subgroup too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +8,23 @@ import torch
 from torch import Tensor
 
 from camscope.audit.answers.answered import Answered
-from camscope.audit.answers.asking import odds_of
+from camscope.audit.answers.asking import gives_probabilities, logits_of, odds_of
 from camscope.audit.answers.calibration import Calibration, calibration
 from camscope.audit.answers.performance import auroc, average_precision
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.numbers import number, rounded
 from camscope.audit.schema import Answers, Bin, Number, Predict
 from camscope.audit.subject import Finding, Subject
-from camscope.errors import InputError, UndefinedError
+from camscope.batch.reading import Loaded
+from camscope.errors import (
+    InputError,
+    LayerError,
+    MissingExtraError,
+    ModelError,
+    NonFiniteError,
+    TargetError,
+    UndefinedError,
+)
 from camscope.metrics import Estimate
 
 
@@ -27,31 +36,55 @@ def predict(subject: Subject) -> Predict:
         raise InputError(f"the model has an answer for none of the images: {why}")
     truths = [subject.truths(finding) for finding in subject.findings]
     made.write(subject.folder, subject.ids, subject.numbers, truths)
-    return Predict(findings=tuple(_of(subject, made, finding) for finding in subject.findings))
+    return Predict(
+        probabilities=made.probabilities, findings=tuple(_of(subject, made, finding) for finding in subject.findings)
+    )
 
 
 def _answered(subject: Subject) -> Answered:
     rows: list[int] = []
-    odds: list[Tensor] = []
+    answers: list[Tensor] = []
     features: list[Tensor] = []
     errors: dict[int, str] = {}
     done = 0
     for batch in subject.batches():
-        done += len(batch)
-        subject.told(done, len(subject.rows))
-        for one in batch:
-            if one.item is None:
-                errors[one.row["row"]] = one.error or "it cannot be read"
-        there = [one for one in batch if one.item is not None]
-        if there:
-            answers, seen = odds_of(subject, subject.on_device(there), subject.findings, subject.layer)
-            rows += [one.row["row"] for one in there]
-            odds.append(answers)
-            features.append(seen)
+        subject.told(done := done + len(batch), len(subject.rows))
+        for one, found in _asked(subject, batch):
+            if isinstance(found, str):
+                errors[one.row["row"]] = found
+            else:
+                rows.append(one.row["row"])
+                answers.append(found[0])
+                features.append(found[1])
     names = tuple(one.name for one in subject.findings)
-    if not odds:
+    if not rows:
         return Answered([], names, np.empty((0, len(names))), np.empty((0, 0), np.float32), errors)
-    return Answered(rows, names, torch.cat(odds).numpy(), torch.cat(features).numpy(), errors)
+    logits = torch.stack(answers)
+    plain = gives_probabilities(logits, subject.config.model.outputs)
+    odds = odds_of(subject, logits, subject.findings, probabilities=plain)
+    return Answered(rows, names, odds.numpy(), torch.stack(features).numpy(), errors, plain)
+
+
+def _asked(subject: Subject, batch: Sequence[Loaded]) -> Iterator[tuple[Loaded, tuple[Tensor, Tensor] | str]]:
+    """Each image with its logits and features, or why it has none: one that the model fails on fails for itself."""
+    there = [one for one in batch if one.item is not None]
+    yield from ((one, one.error or "it cannot be read") for one in batch if one.item is None)
+    if not there:
+        return
+    layer, grid = subject.pooled
+    try:
+        logits, features = logits_of(subject, subject.on_device(there), layer, grid)
+    except (LayerError, MissingExtraError, ModelError, TargetError):
+        raise
+    except Exception as error:
+        if len(there) == 1:
+            yield there[0], f"the model fails: {error if isinstance(error, NonFiniteError) else type(error).__name__}"
+            return
+        for one in there:
+            yield from _asked(subject, [one])
+        return
+    for one, own, seen in zip(there, logits, features, strict=True):
+        yield one, (own, seen)
 
 
 def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:

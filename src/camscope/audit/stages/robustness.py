@@ -8,5 +8,5 @@ METRICS = ("stability", "max-sensitivity", "determinism", "batch-invariance", "r
 
 
 def robustness(subject: Subject) -> Measured:
-    """Of images with the first finding, drawn by the seed."""
-    return measured(subject, "robustness", subject.sampled(subject.config.sizes.robustness, 2, only=True), METRICS)
+    """Of images with each finding, drawn by the seed."""
+    return measured(subject, "robustness", subject.config.sizes.robustness, 2, METRICS)

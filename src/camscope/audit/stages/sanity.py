@@ -14,21 +14,25 @@ from camscope.metrics import Randomised as Found
 from camscope.metrics import randomisation
 
 SEEDS = (0, 1, 2)
+LEAST = 5  # images, for what maps of different images have in common
 
 
 def sanity(subject: Subject) -> Sanity:
-    """Cascading randomisation of the parameters, output first, for the first finding's images."""
-    finding = subject.findings[0]
-    x = _of_one_size(subject, subject.sampled(subject.config.sizes.sanity, 3, only=True))
-    if len(x) < 5:
-        return Sanity(tested=False, reason=f"{len(x)} images with the finding share a size; 5 are needed")
+    """Cascading randomisation of the parameters, output first, for each finding's images."""
     tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in subject.tools]
     tools.append((METHODS["edges"](subject.model), True))
-    made = []
-    for done, (tool, control) in enumerate(tools):
-        subject.told(done, len(tools))
-        made.append(_tested(subject, tool, x, finding, control))
-    return Sanity(images=len(x), tests=tuple(made))
+    made, images, done = [], 0, 0
+    for finding in subject.findings:
+        x = _of_one_size(subject, subject.sampled(subject.config.sizes.sanity, 3, finding, only=True))
+        if len(x) < LEAST:
+            continue
+        images = max(images, len(x))
+        for tool, control in tools:
+            subject.told(done := done + 1, len(tools) * len(subject.findings))
+            made.append(_tested(tool, x, finding, control))
+    if not made:
+        return Sanity(tested=False, reason="fewer than five images with a finding share a size")
+    return Sanity(images=images, tests=tuple(made))
 
 
 def _of_one_size(subject: Subject, rows: list[int]) -> Tensor:
@@ -41,7 +45,7 @@ def _of_one_size(subject: Subject, rows: list[int]) -> Tensor:
     return kept.to(first.device, first.dtype)
 
 
-def _tested(subject: Subject, tool: Explainer, x: Tensor, finding: Finding, control: bool) -> Randomised:
+def _tested(tool: Explainer, x: Tensor, finding: Finding, control: bool) -> Randomised:
     try:
         found = randomisation(tool, x, [finding.index] * len(x), seeds=SEEDS)
     except (NonFiniteError, UndefinedError) as error:

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.leaks import leaks
 from camscope.audit.answers.subgroups import levels
-from camscope.audit.schema import Level, Shortcut, Step
-from camscope.audit.shortcuts.masses import maps_of, masses
+from camscope.audit.schema import Level, Mass, Shortcut, Step
+from camscope.audit.shortcuts.masses import masses
 from camscope.audit.shortcuts.reading import reading
-from camscope.audit.shortcuts.scenes import FINDING, Scenes, scenes
+from camscope.audit.shortcuts.scenes import Scenes, scenes
 from camscope.audit.shortcuts.trying import Trying
 from camscope.audit.subject import Subject
 from camscope.audit.ways.found import ways
@@ -24,19 +23,25 @@ FILE = "interventions.parquet"
 
 def shortcut(subject: Subject) -> Shortcut:
     """Masses and interventions of images drawn by the seed; what each intervention did is in `interventions.parquet`."""
-    config, answered = subject.config, Answered.read(subject.folder)
-    seen = scenes(subject, subject.sampled(config.sizes.regions, 4))
-    few = _fewer(seen, subject.sampled(min(config.sizes.interventions, config.sizes.regions), 4))
-    tried = [Trying(subject, few, one, answered.of(one.name), answered.spread(one.name)) for one in subject.findings]
+    config, answered = subject.config, Answered.read(subject.folder, features=True)
+    seen = scenes(subject, subject.sampled_of_all(config.sizes.regions, 4))
+    few = _fewer(seen, subject.sampled_of_all(min(config.sizes.interventions, config.sizes.regions), 4))
+    tried = [
+        Trying(subject, few.of(one.name), one, answered.of(one.name), answered.spread(one.name), answered.probabilities)
+        for one in subject.findings
+    ]
     interventions = [found for one in tried for found in one.interventions()]
     blanked = [found for one in tried for found in one.blanked()]
     _write(subject, tried)
     strategies = [
-        ways(subject, tool, finding, seen, answered) for finding in subject.findings[:1] for tool in subject.tools
+        ways(subject, tool, finding, seen.of(finding.name), answered)
+        for finding in subject.findings
+        for tool in subject.tools
     ]
+    named = seen.of(subject.findings[0].name)
     return Shortcut(
-        regions={name: len(seen.with_region(name)) for name in seen.names},
-        markers=tuple(name for name in seen.names if name in config.regions.columns or name == FINDING),
+        regions={name: len(named.with_region(name)) for name in named.names},
+        markers=tuple(name for name in named.names if len(named.with_region(name)) < len(named.each)),
         missing=tuple(_missing(seen)),
         masses=tuple(_masses(subject, seen)),
         interventions=tuple(interventions),
@@ -61,15 +66,11 @@ def _missing(seen: Scenes) -> Iterator[Step]:
         yield Step(name="the image", rows=count, reason=why)
 
 
-def _masses(subject: Subject, seen: Scenes) -> Iterator[Any]:
-    if not seen.each:
-        return
-    for tool in subject.tools:
+def _masses(subject: Subject, seen: Scenes) -> Iterator[Mass]:
+    for tool in subject.tools if seen.each else ():
+        stride = max(subject.about(tool)["stride"])
         for finding in subject.findings:
-            heats = maps_of(subject, tool.title, finding, [seen.each[0].row])
-            grid = next(iter(heats.values())).shape if heats else seen.each[0].x.shape[1:]
-            stride = max(size / cells for size, cells in zip(seen.each[0].x.shape[1:], grid, strict=True))
-            yield from masses(subject, seen, tool, finding, stride)
+            yield from masses(subject, seen.of(finding.name), tool, finding, stride)
 
 
 def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
