@@ -82,11 +82,16 @@ class Trying:
         return Intervention(region=name, finding=self.finding.name, kind=kind, fill=fill, effect=effect)
 
     def _inserted(self, name: str) -> Intervention:
-        """Of a donor that has it and the finding, less the same pixels of an image with neither: seams are in both."""
+        """Of a donor that has it and the finding, less that of an image without the finding: pasting is in both.
+
+        Where that one has no such region, as a marker, the same pixels of it.
+        """
         pairs = list(self._pairs(name))
-        receivers, masks = [one for one, _, _ in pairs], [donor.regions[name] for _, donor, _ in pairs]
+        receivers = [one for one, _, _ in pairs]
+        masks = [donor.regions[name] for _, donor, _ in pairs]
+        own = [other.regions.get(name, donor.regions[name]) for _, donor, other in pairs]
         with_it = self._pasted(receivers, masks, [donor for _, donor, _ in pairs])
-        without = self._pasted(receivers, masks, [other for _, _, other in pairs])
+        without = self._pasted(receivers, own, [other for _, _, other in pairs])
         self._note(name, "insert", None, receivers, without, with_it)
         effect = self._effect(
             lambda: insertion(name, without, with_it, self.spread, self._groups(receivers), **self.how)

@@ -1,0 +1,187 @@
+"""Audits of awkward cases: several findings, a model that fails on some images, probabilities, labels that mean nothing."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("pydantic")
+
+from camscope import audit
+from camscope.audit.answers.answered import Answered
+from camscope.audit.answers.asking import gives_probabilities, pooled
+from camscope.audit.config import Config
+from camscope.audit.demonstration import phantom_audit
+from camscope.errors import InputError, TargetError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SLOW = ("faithfulness", "sanity", "robustness")
+CODE = """
+import torch
+from camscope.phantom.shortcut import CATEGORIES, PREPROCESSING, TARGET_LAYER, shortcut_net
+
+class Changed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = shortcut_net()
+        self.net.load_state_dict(__import__("safetensors.torch").torch.load_file({weights!r}))
+    def forward(self, x):
+        out = self.net(x)
+        {change}
+
+def changed():
+    return Changed()
+
+PREPROCESSING = {{"changed": PREPROCESSING["shortcut_net"]}}
+CATEGORIES = {{"changed": CATEGORIES["shortcut_net"]}}
+TARGET_LAYER = {{"changed": "net.layer3"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, one_thread):
+    """The config of a confounded net, in a folder of its own."""
+    made = phantom_audit(tmp_path_factory.mktemp("cases"), 0.95, images=48)
+    return {**made.model_dump(), "skip": SLOW, "explain": {"findings": ["lesion"], "methods": ["gradcam"]}}
+
+
+def table_of(study, change, path):
+    """The manifest with its rows changed."""
+    rows = list(csv.DictReader(Path(study["data"]["manifest"]).read_text().splitlines()))
+    made = [change(n, dict(row)) for n, row in enumerate(rows)]
+    file = Path(study["data"]["manifest"]).with_name(path)
+    with file.open("w", newline="") as out:
+        sheet = csv.DictWriter(out, list(made[0]))
+        sheet.writeheader()
+        sheet.writerows(made)
+    return str(file)
+
+
+def changed_net(study, change, tmp_path):
+    (tmp_path / "net.py").write_text(CODE.format(weights=study["model"]["weights"], change=change))
+    return {**study, "model": {"source": f"{tmp_path / 'net.py'}:changed"}, "skip": (*SLOW, "localise", "shortcut")}
+
+
+def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
+    explain = {"findings": ["lesion", "clear"], "methods": ["gradcam"]}
+    made = audit.run({**study, "explain": explain}, tmp_path / "audit")
+    words = {(one.question, one.finding): one for one in made.verdicts if one.question in ("localisation", "evidence")}
+    assert words["evidence", "lesion"].word == "supported"
+    assert words["evidence", "clear"].word == "not testable"
+    assert words["localisation", "clear"].word == "not testable"
+    assert {one.finding for one in made.summary.localise.lines} == {"lesion"}
+    assert {one.finding for one in made.summary.shortcut.interventions if one.region == "token"} == {"lesion", "clear"}
+    with pytest.raises(InputError, match="evidence names 'token', which is none of the findings"):
+        audit.run({**study, "data": {**study["data"], "evidence": {"token": "mask"}}}, tmp_path / "other")
+
+
+def test_clinical_audits_find_their_masks_too(study, tmp_path):
+    made = audit.run({**study, "report": {"profile": "clinical"}}, tmp_path / "audit")
+    assert made.summary.localise.images > 0
+    assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
+
+
+def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(study, tmp_path):
+    import cv2
+
+    folder = Path(study["data"]["manifest"]).parent
+
+    def without_lesion(n, row):
+        lungs = cv2.imread(str(folder / row["region_lungs"]), cv2.IMREAD_GRAYSCALE)
+        if row["mask"]:
+            lungs[cv2.imread(str(folder / row["mask"]), cv2.IMREAD_GRAYSCALE) > 0] = 0
+        row["region_lungs"] = f"cut/{n}.png"
+        (folder / "cut").mkdir(exist_ok=True)
+        cv2.imwrite(str(folder / row["region_lungs"]), lungs)
+        return row
+
+    clean = phantom_audit(tmp_path / "clean", 0.5, images=2).model.weights
+    data = {**study["data"], "manifest": table_of(study, without_lesion, "cut.csv")}
+    made = audit.run({**study, "data": data, "model": {**study["model"], "weights": clean}}, tmp_path / "audit")
+    words = {(one.question, one.subject): one.speaks for one in made.verdicts}
+    assert words["shortcut", "outside the organ"] != "against"
+    assert words["blanked organ", "the organ"] != "against"
+
+
+def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
+    change = (
+        "return torch.where((x[:, 0, 30, 20] > x[:, 0, 30, 44])[:, None], float('nan'), out)"  # some, by themselves
+    )
+    made = audit.run(changed_net(study, change, tmp_path), tmp_path / "audit")
+    errors = Answered.read(made.folder).errors
+    assert 0 < len(errors) < 48
+    assert set(errors.values()) == {"the model fails: the model's answer holds NaN or infinity"}
+    assert made.failures == len(errors)
+    assert made.summary.predict.findings[0].auroc.n == 48 - len(errors)
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
+    plain = audit.run({**study, "skip": (*SLOW, "localise", "shortcut")}, tmp_path / "plain")
+    soft = audit.run(changed_net(study, "return out.softmax(1)", tmp_path), tmp_path / "audit")
+    odds = [Answered.read(one.folder).odds[:, 0] for one in (plain, soft)]
+    assert abs(odds[0] - odds[1]).max() < 0.02 * odds[0].std()
+    assert soft.summary.predict.probabilities
+    assert not plain.summary.predict.probabilities
+    assert any("probabilities" in one for one in soft.summary.warnings)
+    sigmoid = changed_net(study, "return (out[:, 1:] - out[:, :1]).sigmoid()", tmp_path)
+
+    def flagged(n, row):
+        return {**row, "has": str(int(row["label"] == "lesion"))}
+
+    data = {name: value for name, value in study["data"].items() if name not in ("label", "manifest")}
+    data |= {"labels": {"0": "has"}, "manifest": table_of(study, flagged, "flags.csv")}
+    sigmoid |= {"data": data, "explain": {"findings": ["0"], "methods": ["gradcam"]}}
+    (tmp_path / "net.py").write_text(
+        (tmp_path / "net.py").read_text().replace('"changed": CATEGORIES["shortcut_net"]', "")
+    )
+    sigmoid["model"] = {**sigmoid["model"], "outputs": "sigmoid"}
+    made = audit.run(sigmoid, tmp_path / "sigmoid")
+    assert abs(odds[0] - Answered.read(made.folder).odds[:, 0]).max() < 0.02 * odds[0].std()
+    assert not gives_probabilities(torch.tensor([[0.2], [1.4]]), "sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "words"),
+    [
+        ({"explain": {"findings": ["lesion", "1"]}}, InputError, "two of them are one class"),
+        ({"explain": {"findings": ["7"]}}, TargetError, "class 7 is out of range: the model has 2 classes"),
+        ({"model": {"outputs": "sigmoid"}}, InputError, r"say labels = \{ lesion = \"label\" \}"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_anything_is_computed(study, tmp_path, tables, error, words):
+    config = {**study, **{name: {**study[name], **table} for name, table in tables.items()}}
+    with pytest.raises(error, match=words):
+        audit.run(config, tmp_path / "audit")
+    assert not (tmp_path / "audit" / "predictions.parquet").exists()
+
+
+def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(study, tmp_path):
+    def numbered(n, row):
+        return {**row, "label": "" if n == 0 else "1.0" if row["label"] == "lesion" else "0.0"}
+
+    light = {**study, "skip": (*SLOW, "localise", "shortcut")}
+    data = {**study["data"], "manifest": table_of(study, numbered, "numbers.csv")}
+    made = audit.run({**light, "data": data}, tmp_path / "audit")
+    assert made.summary.predict.findings[0].auroc.n == 47
+    data["manifest"] = table_of(study, lambda n, row: {**row, "label": "7" if n == 3 else row["label"]}, "seven.csv")
+    with pytest.raises(InputError, match="is no class of the model; there are clear, lesion"):
+        audit.run({**light, "data": data}, tmp_path / "other")
+
+
+def test_features_are_means_over_places_whatever_the_layout():
+    grid = (3, 4)
+    values = torch.randn(2, 5, *grid)
+    mean = values.flatten(2).mean(2)
+    torch.testing.assert_close(pooled(values, grid), mean)
+    torch.testing.assert_close(pooled(values.movedim(1, -1), grid), mean)
+    tokens = values.flatten(2).transpose(1, 2)
+    torch.testing.assert_close(pooled(tokens, grid), mean)
+    assert pooled(torch.cat([torch.zeros(2, 1, 5), tokens], 1), grid).shape == (2, 5)
+    assert math.prod(pooled(torch.randn(2, 7), ()).shape) == 14
+
+
+def test_a_config_is_a_value(study):
+    assert Config.of(study) == Config.of(Config.of(study))
