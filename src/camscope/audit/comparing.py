@@ -3,20 +3,20 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camscope.audit.answers.performance import auroc
-from camscope.audit.answers.ranking import kept, ranked, redrawn, under_roc
+from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
 from camscope.audit.audited import AuditRun
 from camscope.audit.numbers import number
 from camscope.audit.schema import Number
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import Estimate
-from camscope.metrics.statistics import difference, holm, interval_of, p_of
+from camscope.metrics.statistics import difference, holm, interval_of, numbered, p_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,7 +139,7 @@ def _answers(
 
 def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) -> Estimate:
     """AUROC of the second answers less that of the first; both from the same draws of patients."""
-    rankings = [ranked(truth, answer, groups) for answer in (first, second)]
+    rankings = _rankings(truth, (first, second), groups)
     points = [one.point(under_roc) for one in rankings]
     drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
     gaps = kept(drawn[1] - drawn[0], rankings[0].words())
@@ -147,6 +147,13 @@ def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) 
     return Estimate(
         points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest)
     )
+
+
+def _rankings(truth: Any, answers: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
+    """One of each model's answers; patients have the same numbers in all, whatever the order that the answers put them in."""
+    group = numbered(groups, len(truth))
+    made = [ranked(truth, answer, None) for answer in answers]
+    return [replace(one, group=group[one.order], groups=len(np.unique(group))) for one in made]
 
 
 def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
