@@ -8,7 +8,10 @@ pytest.importorskip("pyarrow")
 
 from sklearn.metrics import roc_auc_score
 
+from audit_summary import FINDINGS, full, num, verdict
 from camscope.audit import comparing
+from camscope.audit.schema import Measured
+from camscope.audit.verdicts import verdicts
 from camscope.metrics.statistics import draws, interval_of, p_of
 
 REPLICATES = 400
@@ -45,3 +48,30 @@ def test_answers_that_are_the_same_in_another_unit_differ_in_nothing(two):
     truth, first, _, patients = two
     found = comparing._gap(truth, first, 3 * first - 1, patients, seed=0)
     assert (found.mean, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+# Verdicts
+
+
+def claimed(claim: str, finding: str, word: str, subject: str = "gradcam"):
+    return verdict("robustness", claim, finding, word, "neither", num(0.5, 0.1), 0.5, "robustness", subject)
+
+
+def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
+    alike = [claimed("The maps stay.", "nodule", "supported"), claimed("The maps stay.", "effusion", "not supported")]
+    assert list(comparing.changes(alike, alike)) == []
+    moved = [
+        alike[0],
+        claimed("The maps stay.", "effusion", "not testable"),
+        claimed("Another.", "nodule", "supported"),
+    ]
+    found = list(comparing.changes(alike, moved))
+    assert found == [comparing.Change("The maps stay.", "not supported", "not testable", "effusion")]
+
+
+def test_no_two_verdicts_of_an_audit_make_the_same_claim():
+    line = full().localise.lines[0].model_copy(update={"metric": "stability", "method": "gradcam", "control": False})
+    lines = tuple(line.model_copy(update={"finding": one}) for one in FINDINGS)
+    for robustness in (Measured(tested=False, reason="skipped"), Measured(lines=lines)):
+        claims = [one.claim for one in verdicts(full(robustness=robustness)) if one.question == "robustness"]
+        assert len(set(claims)) == len(claims) == len(FINDINGS)

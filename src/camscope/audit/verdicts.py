@@ -302,10 +302,11 @@ def _robust(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         own = _lines(summary.robustness.lines, "stability", finding)
         if not own:
-            claim, why = "The maps stay where they are under changes that do not matter.", summary.robustness.reason
+            claim = f"The maps for {finding} stay where they are under changes that do not matter."
+            why = summary.robustness.reason
             yield _made("robustness", claim, finding, ("not testable", why), NOTHING, "robustness", ABOVE, good=True)
         for one in own:
-            claim = f"The maps of {one.method} stay where they are under small shifts, turns and noise."
+            claim = f"The maps of {one.method} for {finding} stay where they are under small shifts, turns and noise."
             yield _made(
                 "robustness", claim, finding, beyond(one.value, margin), one.value, "robustness", ABOVE, good=True,
                 margin=margin, subject=one.method,
