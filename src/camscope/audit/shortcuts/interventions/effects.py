@@ -1,7 +1,7 @@
 """How much a region says, in standard deviations of the model's log odds, and whether that is reliance on it."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Final, Literal, Protocol
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.statistics import REPLICATES, Estimate, estimated
+from camscope.metrics.statistics import REPLICATES, Estimate, estimated, numbered
 
 Word = Literal["supported", "not supported", "not testable"]
 Groups = Sequence[Hashable] | None
@@ -128,15 +128,22 @@ def insertion(
     spread: float,
     groups: Groups = None,
     *,
+    donors: Groups = None,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Effect:
     """(f(with a donor's region) - f(without)) / spread, mean over the images (N,) that it was pasted into; groups: theirs.
 
     Without: the image as it is, or, so that pasting itself is no part of it, with the same pixels of another without the region.
+    `donors` (N,): the patients of the donors. One donor's region in a hundred images says what that one region does: the
+    estimate's groups are the patients who were given it, or the donors' where those are fewer.
     """
     effects = np.asarray(changed, np.float64) - np.asarray(clean, np.float64)
-    return _effect(f"insert {region}", None, effects, spread, groups, replicates, seed)
+    made = _effect(f"insert {region}", None, effects, spread, groups, replicates, seed)
+    if donors is None or made.estimate is None:
+        return made
+    givers = len(np.unique(numbered(donors, len(effects))))
+    return replace(made, estimate=replace(made.estimate, groups=min(made.estimate.groups, givers)))
 
 
 def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
@@ -219,8 +226,9 @@ def _other(ways: dict[str, list[Shown]], decided: str, margin: float) -> str:
 
 
 def _why_nothing(effects: Sequence[Shown]) -> str:
-    if any(one.effect.low is not None for one in effects):
-        return "there are fewer than ten patients with the region, or without it"
+    known = [one.effect.groups for one in effects if one.effect.value is not None]
+    if known:
+        return f"there are fewer than ten patients with the region, or without it: {max(known)}"
     reasons = dict.fromkeys(one.effect.reason for one in effects if one.effect.reason)
     return "; ".join(reasons) or "no intervention was made"
 
