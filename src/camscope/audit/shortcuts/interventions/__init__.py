@@ -4,7 +4,16 @@ The answers are `log_odds`, the images are made by `changes`, and `effects` judg
 """
 
 from camscope.audit.shortcuts.interventions.changes import Exchange, exchanged, inserted, kept, removed
-from camscope.audit.shortcuts.interventions.effects import Effect, insertion, reliance, removal, spread, untested
+from camscope.audit.shortcuts.interventions.effects import (
+    Effect,
+    deciding,
+    evidence,
+    insertion,
+    reliance,
+    removal,
+    spread,
+    untested,
+)
 from camscope.audit.shortcuts.interventions.log_odds import LogOdds, asked
 
 __all__ = [
@@ -12,6 +21,8 @@ __all__ = [
     "Exchange",
     "LogOdds",
     "asked",
+    "deciding",
+    "evidence",
     "exchanged",
     "inserted",
     "insertion",

@@ -1,9 +1,9 @@
 """How much a region says, in standard deviations of the model's log odds, and whether that is reliance on it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,6 +53,9 @@ class Shown(Protocol):
     @property
     def effect(self) -> Interval:
         """What it did."""
+
+
+S = TypeVar("S", bound=Shown)
 
 
 @dataclass(frozen=True)
@@ -159,13 +162,10 @@ def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = M
     added, or only where it meets something else. "not supported": every interval that there is lies inside the margins.
     "not testable": anything else: no effect of ten patients or more, fills that disagree, intervals across a margin.
     """
-    if not 0 < margin < float("inf"):
-        raise InputError(f"margin={margin}: expected a positive number of standard deviations")
-    ways = {"insertion": [e for e in insert if _told(e)], "removal": [e for e in remove if _told(e)]}
-    for way, effects in ways.items():
-        side = _side(effects, margin)
-        if side and (way == "insertion" or len({e.fill for e in effects}) >= FILLS):
-            return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin)}"
+    ways = _ways(insert, remove)
+    if speaking := _speaking(ways, margin):
+        way, side = next(iter(speaking.items()))
+        return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin)}"
     known = [e for effects in ways.values() for e in effects]
     if not known:
         return "not testable", _why_nothing([*insert, *remove])
@@ -176,6 +176,54 @@ def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = M
             f"every effect lies within the margin{f'; {lacking[0]} was not tested' if lacking else ''}",
         )
     return "not testable", _why_undecided(ways["removal"], margin)
+
+
+def evidence(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+    """Whether a region speaks for the finding, as its own pixels should: `reliance` of which only one side is "supported".
+
+    "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
+    for different sides.
+    """
+    sides = set(_speaking(_ways(insert, remove), margin).values())
+    word, reason = reliance(insert, remove, margin)
+    if len(sides) == 2:
+        return "not testable", f"insertion and removal contradict one another: {reason}"
+    if sides == {"against"}:
+        return "not supported", f"these pixels speak against it: {reason}"
+    return word, reason
+
+
+def deciding(insert: Sequence[S], remove: Sequence[S], margin: float = MARGIN) -> S | None:
+    """Of the effects that gave the word the largest: of those that speak, else of those that leave it open, else of all.
+
+    Effects of ten patients or more come first, of these insertions; None where there is no effect.
+    """
+    ways = _ways(insert, remove)
+    every = [*ways["insertion"], *ways["removal"]]
+    spoken = next(iter(_speaking(ways, margin)), "")
+    choices = (
+        ways.get(spoken, []),
+        [one for one in every if not _inside(one, margin)],
+        *ways.values(),
+        *([one for one in some if one.effect.value is not None] for some in (insert, remove)),
+    )
+    some = next((one for one in choices if one), [])
+    return max(some, key=lambda one: abs(one.effect.value or 0.0), default=None)
+
+
+def _ways(insert: Sequence[S], remove: Sequence[S]) -> dict[str, list[S]]:
+    """What enough patients vouch for."""
+    return {"insertion": [e for e in insert if _told(e)], "removal": [e for e in remove if _told(e)]}
+
+
+def _speaking(ways: Mapping[str, Sequence[Shown]], margin: float) -> dict[str, str]:
+    """Which ways have all their intervals beyond the margin, and for which side they speak; insertion before removal."""
+    if not 0 < margin < float("inf"):
+        raise InputError(f"margin={margin}: expected a positive number of standard deviations")
+    sides = {way: _side(effects, margin) for way, effects in ways.items()}
+    if len({one.fill for one in ways["removal"]}) < FILLS:
+        del sides["removal"]
+    return {way: side for way, side in sides.items() if side}
 
 
 def _effect(
@@ -214,7 +262,7 @@ def _side(effects: Sequence[Shown], margin: float) -> str:
     return {1: "for", -1: "against"}.get(sides.pop(), "") if len(sides) == 1 else ""
 
 
-def _other(ways: dict[str, list[Shown]], decided: str, margin: float) -> str:
+def _other(ways: Mapping[str, Sequence[Shown]], decided: str, margin: float) -> str:
     """What the other direction says."""
     other = next(way for way in ways if way != decided)
     effects = ways[other]
