@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from camscope import audit
+from camscope.audit.comparing import changes
 from camscope.audit.demonstration import CLEAN, CONFOUNDED, phantom_audit
 
 
@@ -26,10 +27,8 @@ def main(arguments: list[str] | None = None) -> None:
         auroc = runs[-1].summary.predict.findings[0].auroc
         print(f"{name:>10}: AUROC {auroc.value:.3f}, report {runs[-1].report}")
     print()
-    words = [{one.claim: one for one in run.verdicts} for run in runs]
-    for claim in words[1]:
-        if claim in words[0] and words[0][claim].word != words[1][claim].word:
-            print(f"{claim}\n    clean: {words[0][claim].word}; confounded: {words[1][claim].word}")
+    for one in changes(*(run.verdicts for run in runs)):
+        print(f"{one.claim}\n    clean: {one.first}; confounded: {one.second}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import numpy as np
 
 import test_audit_verdicts as rules
 from camscope.audit import verdicts
-from camscope.audit.schema import Number
+from camscope.audit.schema import Line, Number
 from camscope.audit.shortcuts import masses
+from camscope.audit.shortcuts.interventions import effects, judging
 from mutants import Mutant
 
 
@@ -17,6 +18,24 @@ def the_whole_interval_counts() -> None:
 def a_share_is_of_what_is_positive() -> None:
     heat, mask = np.array([1.0, 3.0, -8.0]), np.array([True, False, True])
     assert masses.share(heat, mask) == 0.25
+
+
+def turned_round() -> None:
+    rules.test_answers_that_are_turned_round_are_answers_too((0.03, 0.1), 0.02, "supported", (0.97, 0.95, 0.99))
+
+
+def open_against_a_control() -> None:
+    one = Line(
+        metric="enrichment", method="gradcam", layer=None, finding="nodule", control=False, better="more", fill=None,
+        value=Number(value=4.0, low=3.0, high=5.0), over=Number(value=0.2, low=-0.3, high=0.7),
+    )  # fmt: skip
+    assert verdicts._over_control(one)[0] == "not testable"
+
+
+def one_donor() -> None:
+    made = effects.insertion("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
+    assert made.estimate is not None
+    assert made.estimate.groups == 1
 
 
 OF_AUDITS = [
@@ -31,6 +50,22 @@ OF_AUDITS = [
     Mutant(
         "one fill is enough", verdicts, "_under_all", "if len(words) == 1:", "if words:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
+    ),
+    Mutant(
+        "an inverted answer is none", verdicts, "_is_inverted", "auroc.value < 0.5", "auroc.value < 0",
+        turned_round,
+    ),
+    Mutant(
+        "what is open counts as an accusation", verdicts, "_over_control", "one.over.high <= 0", "one.over.low <= 0",
+        open_against_a_control,
+    ),
+    Mutant(
+        "the largest effect is shown, whatever decided", judging, "deciding", "ways.get(spoken, [])", "every",
+        rules.test_the_effect_is_that_of_the_way_that_decided,
+    ),
+    Mutant(
+        "donors are not counted", effects, "insertion", "min(made.estimate.groups, givers)", "made.estimate.groups",
+        one_donor,
     ),
     Mutant(
         "a control is not asked", verdicts, "_sane", "control.passes is not False", "False",

@@ -235,13 +235,32 @@ def test_the_rule_of_reliance(case):
 
 def test_reliance_needs_patients_and_a_margin():
     few = [effect(*FOR, None, groups=9)]
-    assert reliance(few, []) == ("not testable", "there are fewer than ten patients with the region, or without it")
+    why = "there are fewer than ten patients with the region, or without it: 9"
+    assert reliance(few, []) == ("not testable", why)
     assert reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
     assert reliance([], [untested("remove token", "mean", "no image has it")]) == ("not testable", "no image has it")
     assert reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
     assert reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
     with pytest.raises(InputError, match="positive"):
         reliance([], [], margin=0.0)
+
+
+@pytest.mark.parametrize(("donors", "word"), [(1, "not testable"), (9, "not testable"), (10, "supported")])
+def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_given_it(donors, word):
+    truth, carried = np.arange(70) < 30, np.arange(70) < donors
+    rows, givers, _ = exchanged(truth, carried)
+    gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
+    made = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
+    assert (made.estimate.n, made.estimate.groups) == (len(rows), donors)
+    assert made.estimate.low > 3
+    assert reliance([made], [])[0] == word
+
+
+def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
+    assert insertion("token", [], [], 1.0, [], donors=[]).undefined == "no image has the region, or lacks it"
+    assert "one patient" in insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "a"], donors=["b", "c"]).undefined
+    with pytest.raises(InputError, match="2 rows and 1 groups"):
+        insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 
 
 # What it finds

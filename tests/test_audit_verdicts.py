@@ -70,16 +70,127 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
     assert (one.word, one.reason) == ("not testable", "the fills disagree")
     none = told(with_shortcut(blanked=(blank("mean", 0.5), blank("blur", 0.55))), "blanked organ")[0]
     assert (none.word, none.speaks) == ("not supported", "for")
+    assert none.effect.value == 0.55  # the fill under which most is left
 
 
-def test_a_map_that_beats_chance_but_not_a_map_that_knows_nothing_is_not_supported():
+@pytest.mark.parametrize(
+    ("areas", "spread", "word", "shown"),
+    [
+        ((0.03, 0.1), 0.02, "supported", (0.97, 0.95, 0.99)),
+        ((0.0, 0.0), 0.0, "supported", (1.0, 1.0, 1.0)),
+        ((0.03, 0.97), 0.02, "supported", (0.97, 0.95, 0.99)),
+        ((0.45, 0.5), 0.05, "not supported", (0.55, 0.5, 0.6)),
+        ((0.45, 0.45), 0.2, "not testable", (0.55, 0.35, 0.75)),
+        ((0.52, 0.52), 0.25, "not testable", (0.52, 0.27, 0.77)),
+    ],
+)
+def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, shown):
+    each = [
+        Blanked(region="the organ", finding="nodule", kind="blank", fill=fill, auroc=num(area, spread))
+        for fill, area in zip(("mean", "blur"), areas, strict=True)
+    ]
+    found = told(with_shortcut(blanked=tuple(each)), "blanked organ")[0]
+    assert found.word == word
+    assert (found.effect.value, found.effect.low, found.effect.high) == pytest.approx(shown)
+    assert ("inverted" in found.reason) == (areas[0] < 0.5)
+
+
+def test_an_inverted_area_whose_interval_reaches_the_other_margin_clears_nobody():
+    area = Number(value=0.52, low=0.25, high=0.68, n=40, groups=40)
+    one = Blanked(region="the organ", finding="nodule", kind="blank", fill="mean", auroc=area)
+    assert told(with_shortcut(blanked=(one,)), "blanked organ")[0].word == "not testable"
+
+
+def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
+    none = Blanked(region="the organ", finding="nodule", kind="blank", fill="mean", auroc=Number(reason="one class"))
+    found = told(with_shortcut(blanked=(none,)), "blanked organ")[0]
+    assert (found.word, found.reason, found.effect.value) == ("not testable", "one class", None)
+    some = none.model_copy(update={"fill": "blur", "auroc": num(0.5, 0.1)})
+    assert told(with_shortcut(blanked=(none, some)), "blanked organ")[0].effect.value == 0.5
+
+
+# The effect that is shown
+
+
+FILLS = ("mean", "blur")
+
+
+def shown(region: str, *effects: Intervention):
+    made = with_shortcut(regions={region: 80}, markers=(region,), interventions=effects)
+    return told(made, "evidence" if region == "the finding" else "shortcut")[0]
+
+
+def test_the_effect_is_that_of_the_way_that_decided():
+    gone = [pushed("token", "remove", value, 0.1, fill) for fill, value in zip(FILLS, (0.4, 0.6), strict=True)]
+    found = shown("token", *gone, pushed("token", "insert", 0.0, 0.05))
+    assert (found.word, found.effect.value) == ("supported", 0.6)
+    found = shown("token", *gone, pushed("token", "insert", -0.3, 0.05))
+    assert (found.word, found.effect.value) == ("supported", -0.3)  # it decides, and the removal is larger
+    found = shown("token", *gone, pushed("token", "insert", 0.2, 0.15))
+    assert (found.word, found.effect.value) == ("supported", 0.6)
+
+
+def test_no_effect_beyond_the_margin_is_shown_beside_not_supported_nor_one_within_beside_not_testable():
+    calm = [pushed("token", "remove", value, 0.05, fill) for fill, value in zip(FILLS, (0.01, -0.02), strict=True)]
+    few = pushed("token", "insert", 3.0, 0.1)
+    few = few.model_copy(update={"effect": few.effect.model_copy(update={"groups": 9})})
+    found = shown("token", *calm, few)
+    assert (found.word, found.effect.value) == ("not supported", -0.02)
+    found = shown("token", *calm[:1], pushed("token", "remove", 0.5, 0.1, "blur"), pushed("token", "insert", 0.0, 0.05))
+    assert (found.word, found.effect.value) == ("not testable", 0.5)
+    assert shown("token", few).effect.value == 3.0
+    assert shown("token", few).word == "not testable"
+
+
+def test_the_pixels_of_the_finding_have_to_speak_for_it():
+    against = [pushed("the finding", "remove", -0.4, 0.1, fill) for fill in FILLS]
+    for effects in (against, [pushed("the finding", "insert", -0.4, 0.1)]):
+        found = shown("the finding", *effects)
+        assert (found.word, found.speaks, found.effect.value) == ("not supported", "against", -0.4)
+        assert "speak against it" in found.reason
+    found = shown("the finding", *against, pushed("the finding", "insert", 0.4, 0.1))
+    assert found.word == "not testable"
+    assert "contradict" in found.reason
+    assert (
+        shown("token", pushed("token", "insert", -0.4, 0.1)).word == "supported"
+    )  # of a marker either side is reliance
+
+
+def test_a_region_that_all_have_says_why_nothing_was_inserted():
+    none = Intervention(
+        region="border", finding="nodule", kind="insert", fill=None, effect=Number(reason="nobody gives")
+    )
+    filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in FILLS]
+    made = with_shortcut(regions={"border": 80}, markers=(), interventions=(*filled, none))
+    found = told(made, "shortcut", subject="border")[0]
+    assert (found.word, found.reason) == ("not testable", "nobody gives")
+
+
+# Maps
+
+
+@pytest.mark.parametrize(
+    ("over", "word", "reason"),
+    [
+        (num(1.0, 0.5), "supported", ""),
+        (num(0.2, 0.5), "not testable", "it cannot be told from centre, which knows nothing of the model"),
+        (num(0.5), "not testable", "it was not held against centre"),
+        (None, "not testable", "it was not held against centre"),
+        (num(-0.5, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
+        (num(-2.0, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
+    ],
+)
+def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):
     made = full(findings=("nodule",))
     lines = [one for one in made.localise.lines if one.metric == "enrichment" and not one.control][:1]
-    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="centre"), "over": num(0.0, 0.3)})
+    strong = lines[0].model_copy(update={"value": num(4.0, 0.5, name="centre"), "over": over})
     summary = made.model_copy(update={"localise": made.localise.model_copy(update={"lines": (strong,)})})
     found = told(summary, "localisation")[0]
-    assert found.word == "not supported"
-    assert "centre, which knows nothing of the model" in found.reason
+    assert found.word == word
+    assert reason in found.reason
+    weak = strong.model_copy(update={"value": num(1.0, 0.2, name="centre"), "over": num(0.2, 0.5)})
+    summary = made.model_copy(update={"localise": made.localise.model_copy(update={"lines": (weak,)})})
+    assert told(summary, "localisation")[0].word == "not supported"
 
 
 def test_randomisation_says_nothing_where_the_edge_detector_passes_too():

@@ -2,21 +2,21 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camscope.audit.answers.performance import auroc
-from camscope.audit.answers.ranking import kept, ranked, redrawn, under_roc
+from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
 from camscope.audit.audited import AuditRun
 from camscope.audit.numbers import number
-from camscope.audit.schema import Number
+from camscope.audit.schema import Number, Verdict
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import Estimate
-from camscope.metrics.statistics import difference, holm, interval_of, p_of
+from camscope.metrics.statistics import difference, holm, interval_of, numbered, p_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +49,7 @@ class Change:
     claim: str
     first: str
     second: str
+    finding: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Comparison:
                 }
                 for one in self.differences
             ],
-            "changes": [{"claim": one.claim, "first": one.first, "second": one.second} for one in self.changes],
+            "changes": [asdict(one) for one in self.changes],
         }
         return json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -94,9 +95,21 @@ def compared(
     made = [gap for finding in findings for gap in _of(one, other, finding, patients, seed)]
     corrected = holm([1.0 if gap.difference.p is None else gap.difference.p for gap in made])
     adjusted = [gap if gap.difference.p is None else _with_p(gap, p) for gap, p in zip(made, corrected, strict=True)]
-    return Comparison(
-        (one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), tuple(_changes(one, other))
-    )
+    moved = tuple(changes(one.summary.verdicts, other.summary.verdicts))
+    return Comparison((one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), moved)
+
+
+def changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[Change]:
+    """Verdicts of both that are another one, in the order of the second; claims of two findings may be worded alike."""
+    words = {_key(verdict): verdict.word for verdict in first}
+    for verdict in second:
+        before = words.get(_key(verdict), verdict.word)
+        if before != verdict.word:
+            yield Change(verdict.claim, before, verdict.word, verdict.finding)
+
+
+def _key(verdict: Verdict) -> tuple[str, str, str, str]:
+    return verdict.question, verdict.claim, verdict.finding, verdict.subject
 
 
 def _with_p(gap: Difference, p: float) -> Difference:
@@ -139,7 +152,7 @@ def _answers(
 
 def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) -> Estimate:
     """AUROC of the second answers less that of the first; both from the same draws of patients."""
-    rankings = [ranked(truth, answer, groups) for answer in (first, second)]
+    rankings = _rankings(truth, (first, second), groups)
     points = [one.point(under_roc) for one in rankings]
     drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
     gaps = kept(drawn[1] - drawn[0], rankings[0].words())
@@ -147,6 +160,13 @@ def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) 
     return Estimate(
         points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest)
     )
+
+
+def _rankings(truth: Any, answers: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
+    """One of each model's answers; patients have the same numbers in all, whatever the order that the answers put them in."""
+    group = numbered(groups, len(truth))
+    made = [ranked(truth, answer, None) for answer in answers]
+    return [replace(one, group=group[one.order], groups=len(np.unique(group))) for one in made]
 
 
 def _predicted(run: AuditRun, finding: str) -> dict[str, tuple[bool, float]]:
@@ -207,10 +227,3 @@ def _paired(
         return
     own = [Number(value=float(np.mean(each)), n=len(each), groups=len(set(groups))) for each in (first, second)]
     yield Difference(name, finding, own[0], own[1], gap)
-
-
-def _changes(one: AuditRun, other: AuditRun) -> Iterator[Change]:
-    words = {verdict.claim: verdict.word for verdict in other.summary.verdicts}
-    for verdict in one.summary.verdicts:
-        if verdict.claim in words and words[verdict.claim] != verdict.word:
-            yield Change(verdict.claim, verdict.word, words[verdict.claim])

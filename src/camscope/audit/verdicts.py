@@ -7,8 +7,9 @@ it holds the margin, or there is nothing to test it with; the reason says which.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from camscope.audit.schema import Blanked, Level, Line, Number, Summary, Verdict, Word
-from camscope.audit.shortcuts.interventions import reliance
+from camscope.audit.numbers import rounded
+from camscope.audit.schema import Level, Line, Number, Summary, Verdict, Word
+from camscope.audit.shortcuts.interventions import deciding, evidence, reliance
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 
 Speaks = Literal["for", "against", "neither"]
@@ -23,6 +24,13 @@ RELIES = (
     "under every fill, moves the log odds by more than the margin, in their standard deviations; not supported where neither "
     "does; what is filled where every image has something is no image of the kind the model knows, and decides nothing"
 )
+SPEAKS = f"{RELIES}; the finding's own pixels have to move them up: where they move them down, it is not supported"
+OVER = (
+    "supported where the interval lies wholly above the margin, and wholly above the best map that knows nothing of the model; "
+    "not supported where it lies wholly below one of them"
+)
+TURNED = "the better of AUROC and 1 - AUROC, for an inverted answer is an answer, too: "
+INVERTED = "inverted: images without the finding are answered higher, and what is shown is 1 - AUROC"
 PLACES = ("background", "border", "corners", "ink", "padding", "pen", "rim", "shell")  # that need no other word
 WIDE = "the interval holds the margin: more images are needed to tell"
 
@@ -150,8 +158,8 @@ def _named(region: str) -> str:
 def _reliance(summary: Summary, finding: str, region: str, claim: str, question: str, *, good: bool) -> Verdict:
     own = [one for one in summary.shortcut.interventions if one.region == region and one.finding == finding]
     margin = summary.margins["effect"]
-    known = [one for one in own if one.effect.value is not None and one.kind != "keep only"]
-    if not known:
+    insert, remove = ([one for one in own if one.kind == kind] for kind in ("insert", "remove"))
+    if all(one.effect.value is None for one in (*insert, *remove)):
         reason = summary.shortcut.reason or next(
             (one.effect.reason for one in own), "no image has such a region, or no mask says so"
         )
@@ -159,11 +167,13 @@ def _reliance(summary: Summary, finding: str, region: str, claim: str, question:
         effect = NOTHING
     else:
         marker = region in summary.shortcut.markers
-        insert, remove = ([one for one in known if one.kind == kind] for kind in ("insert", "remove"))
-        found = reliance(insert, remove if marker else [], margin)
-        effect = max(insert or remove, key=lambda one: abs(one.effect.value or 0.0)).effect
+        judge, ways = evidence if region == FINDING else reliance, (insert, remove if marker else [])
+        found = judge(*ways, margin)
+        shown = deciding(*ways, margin) or deciding([], remove, margin)
+        effect = NOTHING if shown is None else shown.effect
+    rule = SPEAKS if region == FINDING else RELIES
     return _made(
-        question, claim, finding, found, effect, "shortcut", RELIES, good=good, margin=margin, subject=region
+        question, claim, finding, found, effect, "shortcut", rule, good=good, margin=margin, subject=region
     )  # fmt: skip
 
 
@@ -175,15 +185,39 @@ def _blanked(summary: Summary) -> Iterator[Verdict]:
         ]
         if own:
             claim = f"The model still answers for {finding} when the organ is blanked."
+            word, why = _under_all([_told_apart(one.auroc, margin) for one in own])
+            most = max((one.auroc for one in own), key=_off_chance)
+            reason = "; ".join(filter(None, (why, INVERTED if _is_inverted(most) else "")))
             yield _made(
-                "blanked organ", claim, finding, _under_all([beyond(one.auroc, margin) for one in own]), _extreme(own),
-                "shortcut", EVERY_FILL, good=False, margin=margin, subject=ORGAN,
+                "blanked organ", claim, finding, (word, reason), _turned(most), "shortcut", f"{TURNED}{EVERY_FILL}", good=False,
+                margin=margin, subject=ORGAN,
             )  # fmt: skip
 
 
-def _extreme(own: Sequence[Blanked]) -> Number:
-    """The one that says the least for a verdict: nearest to chance."""
-    return min((one.auroc for one in own), key=lambda one: abs((one.value or 0.5) - 0.5))
+def _told_apart(auroc: Number, margin: float) -> tuple[Word, str]:
+    """Whether an AUROC is beyond a margin on either side of chance; within it only where both ends are."""
+    found, turned = beyond(_turned(auroc), margin), auroc if _is_inverted(auroc) else _inverse(auroc)
+    if found[0] == "not supported" and beyond(turned, margin)[0] != "not supported":
+        return "not testable", WIDE
+    return found
+
+
+def _turned(auroc: Number) -> Number:
+    return _inverse(auroc) if _is_inverted(auroc) else auroc
+
+
+def _is_inverted(auroc: Number) -> bool:
+    return auroc.value is not None and auroc.value < 0.5
+
+
+def _inverse(auroc: Number) -> Number:
+    """1 - AUROC, with the ends of the interval exchanged."""
+    value, low, high = (None if one is None else rounded(1 - one) for one in (auroc.value, auroc.high, auroc.low))
+    return auroc.model_copy(update={"value": value, "low": low, "high": high})
+
+
+def _off_chance(auroc: Number) -> float:
+    return -1.0 if auroc.value is None else abs(auroc.value - 0.5)
 
 
 def _under_all(found: Sequence[tuple[Word, str]]) -> tuple[Word, str]:
@@ -199,20 +233,19 @@ def _lines(lines: Iterable[Line], metric: str, finding: str) -> list[Line]:
 
 def _localised(summary: Summary) -> Iterator[Verdict]:
     margin = summary.margins["enrichment"]
-    rule = f"{ABOVE}, and no map that knows nothing of the model does as well"
     for finding in summary.resolve.findings:
         own = _lines(summary.localise.lines, "enrichment", finding)
         if not own:
             claim = f"The maps lie on {finding}."
             found: tuple[Word, str] = "not testable", summary.localise.reason
-            yield _made("localisation", claim, finding, found, NOTHING, "localisation", rule, good=True, margin=margin)
+            yield _made("localisation", claim, finding, found, NOTHING, "localisation", OVER, good=True, margin=margin)
         for one in own:
             found = beyond(one.value, margin)
-            if found[0] == "supported" and (one.over is None or one.over.low is None or one.over.low <= 0):
-                found = "not supported", f"{one.value.baseline_name}, which knows nothing of the model, does as well"
+            if found[0] == "supported":
+                found = _over_control(one)
             claim = f"The maps of {one.method} lie on {finding}."
             yield _made(
-                "localisation", claim, finding, found, one.value, "localisation", rule, good=True, margin=margin,
+                "localisation", claim, finding, found, one.value, "localisation", OVER, good=True, margin=margin,
                 subject=one.method,
             )  # fmt: skip
         for column in dict.fromkeys(level.column for level in summary.localise.levels):
@@ -220,6 +253,18 @@ def _localised(summary: Summary) -> Iterator[Verdict]:
             if finding == summary.resolve.findings[0]:
                 claim = f"Maps lie on {finding} to the same extent whatever the {column}."
                 yield _equal("localisation by subgroup", claim, finding, levels, "localisation", column)
+
+
+def _over_control(one: Line) -> tuple[Word, str]:
+    """Whether it does better than the best of the maps that know nothing of the model."""
+    name = one.value.baseline_name or "a map"
+    if one.over is None or one.over.low is None or one.over.high is None:
+        return "not testable", f"it was not held against {name}, which knows nothing of the model"
+    if one.over.low > 0:
+        return "supported", ""
+    if one.over.high <= 0:
+        return "not supported", f"{name}, which knows nothing of the model, does as well"
+    return "not testable", f"it cannot be told from {name}, which knows nothing of the model: more images would tell"
 
 
 def _masses(summary: Summary) -> Iterator[Verdict]:
@@ -302,10 +347,11 @@ def _robust(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         own = _lines(summary.robustness.lines, "stability", finding)
         if not own:
-            claim, why = "The maps stay where they are under changes that do not matter.", summary.robustness.reason
+            claim = f"The maps for {finding} stay where they are under changes that do not matter."
+            why = summary.robustness.reason
             yield _made("robustness", claim, finding, ("not testable", why), NOTHING, "robustness", ABOVE, good=True)
         for one in own:
-            claim = f"The maps of {one.method} stay where they are under small shifts, turns and noise."
+            claim = f"The maps of {one.method} for {finding} stay where they are under small shifts, turns and noise."
             yield _made(
                 "robustness", claim, finding, beyond(one.value, margin), one.value, "robustness", ABOVE, good=True,
                 margin=margin, subject=one.method,

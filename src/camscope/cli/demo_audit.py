@@ -33,11 +33,11 @@ def audits(output: Path, seed: int, *, overwrite: bool) -> None:
 
 def _tell(clean: "AuditRun", confounded: "AuditRun") -> None:
     """A line for each verdict that differs."""
-    known = {one.claim: one for one in clean.verdicts}
+    from camscope.audit.comparing import changes
+
     table = base.table("claim", "clean", "confounded")
-    for one in confounded.verdicts:
-        if one.claim in known and known[one.claim].word != one.word:
-            table.add_row(base.shown(one.claim), known[one.claim].word, one.word)
+    for one in changes(clean.verdicts, confounded.verdicts):
+        table.add_row(base.shown(one.claim), one.first, one.second)
     areas = [run.summary.predict.findings[0].auroc.value or 0.0 for run in (clean, confounded)]
     base.out().print(base.styled(("AUROC   ", "bold"), (f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}", "")))
     base.out().print(table)

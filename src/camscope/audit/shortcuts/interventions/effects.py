@@ -1,58 +1,16 @@
-"""How much a region says, in standard deviations of the model's log odds, and whether that is reliance on it."""
+"""How much a region says, in standard deviations of the model's log odds."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.statistics import REPLICATES, Estimate, estimated
+from camscope.metrics.statistics import REPLICATES, Estimate, estimated, numbered
 
-Word = Literal["supported", "not supported", "not testable"]
 Groups = Sequence[Hashable] | None
-
-MARGIN: Final = 0.1  # SD of log odds
-PATIENTS: Final = 10  # below, an interval of a bootstrap says more of its few patients than of the model
-FILLS: Final = 2  # that a removal is seen under: one fill's effect may be its own
-
-
-class Interval(Protocol):
-    """An effect and its interval, by so many patients; None where there is none, and `reason` says why."""
-
-    @property
-    def value(self) -> float | None:
-        """The effect."""
-
-    @property
-    def low(self) -> float | None:
-        """The lower end."""
-
-    @property
-    def high(self) -> float | None:
-        """The upper end."""
-
-    @property
-    def groups(self) -> int:
-        """Patients."""
-
-    @property
-    def reason(self) -> str:
-        """Why there is none."""
-
-
-class Shown(Protocol):
-    """What `reliance` looks at."""
-
-    @property
-    def fill(self) -> str | None:
-        """What was put in the region's place."""
-
-    @property
-    def effect(self) -> Interval:
-        """What it did."""
 
 
 @dataclass(frozen=True)
@@ -128,47 +86,27 @@ def insertion(
     spread: float,
     groups: Groups = None,
     *,
+    donors: Groups = None,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Effect:
     """(f(with a donor's region) - f(without)) / spread, mean over the images (N,) that it was pasted into; groups: theirs.
 
     Without: the image as it is, or, so that pasting itself is no part of it, with the same pixels of another without the region.
+    `donors` (N,): the patients of the donors. One donor's region in a hundred images says what that one region does: the
+    estimate's groups are the patients who were given it, or the donors' where those are fewer.
     """
     effects = np.asarray(changed, np.float64) - np.asarray(clean, np.float64)
-    return _effect(f"insert {region}", None, effects, spread, groups, replicates, seed)
+    made = _effect(f"insert {region}", None, effects, spread, groups, replicates, seed)
+    if donors is None or made.estimate is None:
+        return made
+    givers = len(np.unique(numbered(donors, len(effects))))
+    return replace(made, estimate=replace(made.estimate, groups=min(made.estimate.groups, givers)))
 
 
 def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
     """An intervention that could not be made."""
     return Effect(name, fill, None, spread, 0, reason)
-
-
-def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
-    """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
-
-    "supported": every insertion, or every removal under two fills at least, has its interval beyond the margin on one
-    side: for the finding (above) or against it (below). One direction is enough: a marker may speak only where it is
-    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins.
-    "not testable": anything else: no effect of ten patients or more, fills that disagree, intervals across a margin.
-    """
-    if not 0 < margin < float("inf"):
-        raise InputError(f"margin={margin}: expected a positive number of standard deviations")
-    ways = {"insertion": [e for e in insert if _told(e)], "removal": [e for e in remove if _told(e)]}
-    for way, effects in ways.items():
-        side = _side(effects, margin)
-        if side and (way == "insertion" or len({e.fill for e in effects}) >= FILLS):
-            return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin)}"
-    known = [e for effects in ways.values() for e in effects]
-    if not known:
-        return "not testable", _why_nothing([*insert, *remove])
-    if all(_inside(e, margin) for e in known):
-        lacking = [way for way, effects in ways.items() if not effects]
-        return (
-            "not supported",
-            f"every effect lies within the margin{f'; {lacking[0]} was not tested' if lacking else ''}",
-        )
-    return "not testable", _why_undecided(ways["removal"], margin)
 
 
 def _effect(
@@ -184,51 +122,3 @@ def _effect(
     if not (isfinite(made.low) and isfinite(made.high)):
         return Effect(name, fill, None, spread, made.n, "one patient only: there is no interval")
     return Effect(name, fill, made, spread, made.n)
-
-
-def _told(shown: Shown) -> bool:
-    return shown.effect.low is not None and shown.effect.high is not None and shown.effect.groups >= PATIENTS
-
-
-def _beyond(shown: Shown, margin: float) -> int:
-    """1, -1: the whole interval is above the margin, or below it; 0: neither."""
-    low, high = shown.effect.low, shown.effect.high
-    return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
-
-
-def _inside(shown: Shown, margin: float) -> bool:
-    low, high = shown.effect.low, shown.effect.high
-    return low is not None and high is not None and -margin < low and high < margin
-
-
-def _side(effects: Sequence[Shown], margin: float) -> str:
-    """For or against the finding, where all of them say so; else nothing."""
-    sides = {_beyond(effect, margin) for effect in effects}
-    return {1: "for", -1: "against"}.get(sides.pop(), "") if len(sides) == 1 else ""
-
-
-def _other(ways: dict[str, list[Shown]], decided: str, margin: float) -> str:
-    """What the other direction says."""
-    other = next(way for way in ways if way != decided)
-    effects = ways[other]
-    if not effects:
-        return f"{other} was not tested"
-    if side := _side(effects, margin):
-        return f"{other} speaks {side} it"
-    return f"{other} does not show it" if all(_inside(e, margin) for e in effects) else f"{other} leaves it open"
-
-
-def _why_nothing(effects: Sequence[Shown]) -> str:
-    if any(one.effect.low is not None for one in effects):
-        return "there are fewer than ten patients with the region, or without it"
-    reasons = dict.fromkeys(one.effect.reason for one in effects if one.effect.reason)
-    return "; ".join(reasons) or "no intervention was made"
-
-
-def _why_undecided(removals: Sequence[Shown], margin: float) -> str:
-    sides = {_beyond(effect, margin) for effect in removals}
-    if len(sides) > 1:
-        return "the fills disagree"
-    if sides - {0} and len({effect.fill for effect in removals}) < FILLS:
-        return "removal was seen under one fill, whose own doing it may be; two are needed"
-    return "an interval reaches over the margin: more images would tell"

@@ -1,0 +1,172 @@
+"""Whether what a region says is reliance on it: the rule, and which effect it went by."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, Protocol, TypeVar
+
+from camscope.errors import InputError
+
+Word = Literal["supported", "not supported", "not testable"]
+
+MARGIN: Final = 0.1  # SD of log odds
+PATIENTS: Final = 10  # below, an interval of a bootstrap says more of its few patients than of the model
+FILLS: Final = 2  # that a removal is seen under: one fill's effect may be its own
+
+
+class Interval(Protocol):
+    """An effect and its interval, by so many patients; None where there is none, and `reason` says why."""
+
+    @property
+    def value(self) -> float | None:
+        """The effect."""
+
+    @property
+    def low(self) -> float | None:
+        """The lower end."""
+
+    @property
+    def high(self) -> float | None:
+        """The upper end."""
+
+    @property
+    def groups(self) -> int:
+        """Patients."""
+
+    @property
+    def reason(self) -> str:
+        """Why there is none."""
+
+
+class Shown(Protocol):
+    """What `reliance` looks at."""
+
+    @property
+    def fill(self) -> str | None:
+        """What was put in the region's place."""
+
+    @property
+    def effect(self) -> Interval:
+        """What it did."""
+
+
+S = TypeVar("S", bound=Shown)
+
+
+def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+    """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
+
+    "supported": every insertion, or every removal under two fills at least, has its interval beyond the margin on one
+    side: for the finding (above) or against it (below). One direction is enough: a marker may speak only where it is
+    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins.
+    "not testable": anything else: no effect of ten patients or more, fills that disagree, intervals across a margin.
+    """
+    ways = _ways(insert, remove)
+    if speaking := _speaking(ways, margin):
+        way, side = next(iter(speaking.items()))
+        return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin)}"
+    known = [e for effects in ways.values() for e in effects]
+    if not known:
+        return "not testable", _why_nothing([*insert, *remove])
+    if all(_inside(e, margin) for e in known):
+        lacking = [way for way, effects in ways.items() if not effects]
+        return (
+            "not supported",
+            f"every effect lies within the margin{f'; {lacking[0]} was not tested' if lacking else ''}",
+        )
+    return "not testable", _why_undecided(ways["removal"], margin)
+
+
+def evidence(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+    """Whether a region speaks for the finding, as its own pixels should: `reliance` of which only one side is "supported".
+
+    "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
+    for different sides.
+    """
+    sides = set(_speaking(_ways(insert, remove), margin).values())
+    word, reason = reliance(insert, remove, margin)
+    if len(sides) == 2:
+        return "not testable", f"insertion and removal contradict one another: {reason}"
+    if sides == {"against"}:
+        return "not supported", f"these pixels speak against it: {reason}"
+    return word, reason
+
+
+def deciding(insert: Sequence[S], remove: Sequence[S], margin: float = MARGIN) -> S | None:
+    """Of the effects that gave the word the largest: of those that speak, else of those that leave it open, else of all.
+
+    Effects of ten patients or more come first, of these insertions; None where there is no effect.
+    """
+    ways = _ways(insert, remove)
+    every = [*ways["insertion"], *ways["removal"]]
+    spoken = next(iter(_speaking(ways, margin)), "")
+    choices = (
+        ways.get(spoken, []),
+        [one for one in every if not _inside(one, margin)],
+        *ways.values(),
+        *([one for one in some if one.effect.value is not None] for some in (insert, remove)),
+    )
+    some = next((one for one in choices if one), [])
+    return max(some, key=lambda one: abs(one.effect.value or 0.0), default=None)
+
+
+def _ways(insert: Sequence[S], remove: Sequence[S]) -> dict[str, list[S]]:
+    """What enough patients vouch for."""
+    return {"insertion": [e for e in insert if _told(e)], "removal": [e for e in remove if _told(e)]}
+
+
+def _speaking(ways: Mapping[str, Sequence[Shown]], margin: float) -> dict[str, str]:
+    """Which ways have all their intervals beyond the margin, and for which side they speak; insertion before removal."""
+    if not 0 < margin < float("inf"):
+        raise InputError(f"margin={margin}: expected a positive number of standard deviations")
+    sides = {way: _side(effects, margin) for way, effects in ways.items()}
+    if len({one.fill for one in ways["removal"]}) < FILLS:
+        del sides["removal"]
+    return {way: side for way, side in sides.items() if side}
+
+
+def _told(shown: Shown) -> bool:
+    return shown.effect.low is not None and shown.effect.high is not None and shown.effect.groups >= PATIENTS
+
+
+def _beyond(shown: Shown, margin: float) -> int:
+    """1, -1: the whole interval is above the margin, or below it; 0: neither."""
+    low, high = shown.effect.low, shown.effect.high
+    return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
+
+
+def _inside(shown: Shown, margin: float) -> bool:
+    low, high = shown.effect.low, shown.effect.high
+    return low is not None and high is not None and -margin < low and high < margin
+
+
+def _side(effects: Sequence[Shown], margin: float) -> str:
+    """For or against the finding, where all of them say so; else nothing."""
+    sides = {_beyond(effect, margin) for effect in effects}
+    return {1: "for", -1: "against"}.get(sides.pop(), "") if len(sides) == 1 else ""
+
+
+def _other(ways: Mapping[str, Sequence[Shown]], decided: str, margin: float) -> str:
+    """What the other direction says."""
+    other = next(way for way in ways if way != decided)
+    effects = ways[other]
+    if not effects:
+        return f"{other} was not tested"
+    if side := _side(effects, margin):
+        return f"{other} speaks {side} it"
+    return f"{other} does not show it" if all(_inside(e, margin) for e in effects) else f"{other} leaves it open"
+
+
+def _why_nothing(effects: Sequence[Shown]) -> str:
+    known = [one.effect.groups for one in effects if one.effect.value is not None]
+    if known:
+        return f"there are fewer than ten patients with the region, or without it: {max(known)}"
+    reasons = dict.fromkeys(one.effect.reason for one in effects if one.effect.reason)
+    return "; ".join(reasons) or "no intervention was made"
+
+
+def _why_undecided(removals: Sequence[Shown], margin: float) -> str:
+    sides = {_beyond(effect, margin) for effect in removals}
+    if len(sides) > 1:
+        return "the fills disagree"
+    if sides - {0} and len({effect.fill for effect in removals}) < FILLS:
+        return "removal was seen under one fill, whose own doing it may be; two are needed"
+    return "an interval reaches over the margin: more images would tell"

@@ -1,0 +1,77 @@
+"""Two audits held against one another: by a plain bootstrap on arrays, and by verdicts made by hand."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+
+from sklearn.metrics import roc_auc_score
+
+from audit_summary import FINDINGS, full, num, verdict
+from camscope.audit import comparing
+from camscope.audit.schema import Measured
+from camscope.audit.verdicts import verdicts
+from camscope.metrics.statistics import draws, interval_of, p_of
+
+REPLICATES = 400
+
+
+@pytest.fixture
+def two():
+    """Truth, the answers of two nets that err on the same images, and patients with up to three images."""
+    random = np.random.default_rng(5)
+    patients = random.integers(0, 60, 120)
+    truth = random.random(120) < 0.4
+    first = truth + random.normal(0, 0.7, 120)
+    return truth, first, first + random.normal(0, 0.1, 120), patients.tolist()
+
+
+def test_the_gap_of_two_aurocs_is_that_of_the_same_patients_in_either(two, monkeypatch):
+    truth, first, second, patients = two
+    monkeypatch.setattr(comparing, "REPLICATES", REPLICATES)
+    names = list(dict.fromkeys(patients))
+    rows = [np.flatnonzero(np.array(patients) == name) for name in names]
+    gaps = []
+    for drawn in np.concatenate(list(draws(len(names), REPLICATES, 3))):
+        taken = np.concatenate([rows[one] for one in drawn])
+        areas = [roc_auc_score(truth[taken], answer[taken]) for answer in (first, second)]
+        gaps.append(round(areas[1] - areas[0], 12))  # which sums trapezoids, and so not to the last bit
+    fewest = min(len({patients[i] for i in np.flatnonzero(truth == kind)}) for kind in (True, False))
+    found = comparing._gap(truth, first, second, patients, seed=3)
+    assert (found.low, found.high) == pytest.approx(interval_of(np.array(gaps), fewest))
+    assert found.p == pytest.approx(p_of(np.array(gaps), fewest))
+    assert found.high - found.low < 0.1  # unpaired it is seven times as wide
+
+
+def test_answers_that_are_the_same_in_another_unit_differ_in_nothing(two):
+    truth, first, _, patients = two
+    found = comparing._gap(truth, first, 3 * first - 1, patients, seed=0)
+    assert (found.mean, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+# Verdicts
+
+
+def claimed(claim: str, finding: str, word: str, subject: str = "gradcam"):
+    return verdict("robustness", claim, finding, word, "neither", num(0.5, 0.1), 0.5, "robustness", subject)
+
+
+def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
+    alike = [claimed("The maps stay.", "nodule", "supported"), claimed("The maps stay.", "effusion", "not supported")]
+    assert list(comparing.changes(alike, alike)) == []
+    moved = [
+        alike[0],
+        claimed("The maps stay.", "effusion", "not testable"),
+        claimed("Another.", "nodule", "supported"),
+    ]
+    found = list(comparing.changes(alike, moved))
+    assert found == [comparing.Change("The maps stay.", "not supported", "not testable", "effusion")]
+
+
+def test_no_two_verdicts_of_an_audit_make_the_same_claim():
+    line = full().localise.lines[0].model_copy(update={"metric": "stability", "method": "gradcam", "control": False})
+    lines = tuple(line.model_copy(update={"finding": one}) for one in FINDINGS)
+    for robustness in (Measured(tested=False, reason="skipped"), Measured(lines=lines)):
+        claims = [one.claim for one in verdicts(full(robustness=robustness)) if one.question == "robustness"]
+        assert len(set(claims)) == len(claims) == len(FINDINGS)
