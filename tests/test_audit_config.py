@@ -1,10 +1,5 @@
 """What an audit's config refuses at once, what `init` writes, and what the digest of a config hangs on."""
 
-import os
-import shutil
-import tomllib
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("pydantic")
