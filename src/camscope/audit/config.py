@@ -16,6 +16,7 @@ from camscope.errors import InputError
 from camscope.explainers.base import kind_of
 
 Fill = Literal["mean", "blur", "noise", "zero", "inpainting"]
+Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
 FILLS: tuple[Fill, ...] = ("mean", "blur")  # at least two: what they agree on is not one fill's own doing
 NAMING = ("row", "id", "path")  # columns whose every value names an image
 
@@ -128,7 +129,7 @@ class Regions(_Part):
     of markers that some images have. `organ`: a column of masks of what the finding lies in.
     """
 
-    modality: Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"] | None = None
+    modality: Modality | None = None
     presets: tuple[str, ...] = ()
     columns: dict[str, str] = Field(default_factory=dict)
     organ: str | None = None
