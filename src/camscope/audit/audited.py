@@ -1,5 +1,6 @@
 """run, and AuditRun: a finished audit, its summary, its tables and its report."""
 
+import csv
 import html
 import os
 from collections.abc import Mapping
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
 from camscope.audit.config import Config
-from camscope.audit.running import PLAN, Foreseeing, Telling, as_json, folder_of, stages, summarised
+from camscope.audit.running import PLAN, Foreseeing, Telling, as_json, begin, folder_of, stages, summarised
 from camscope.audit.schema import Summary, Verdict
 from camscope.audit.stages.report import report
+from camscope.audit.stages.shortcut import FILE as INTERVENTIONS
 from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
@@ -39,7 +41,9 @@ def run(
     seconds that each stage will take, about.
     """
     subject = Subject(Config.of(config), folder_of(output))
-    made = stages(subject, told or (lambda stage, done, total: None), overwrite=overwrite, foreseen=foreseen)
+    begin(subject, overwrite=overwrite)
+    provenance.begun(subject, anew=overwrite)
+    made = stages(subject, told or (lambda stage, done, total: None), overwrite=False, foreseen=foreseen)
     summary = summarised(subject, made)
     writing.write_metrics(subject)
     writing.write_failures(subject)
@@ -86,7 +90,8 @@ class AuditRun:
     @property
     def failures(self) -> int:
         """Images without an answer or a map."""
-        return sum(1 for _ in (self.folder / writing.FAILURES).read_text(encoding="utf-8-sig").splitlines()) - 1
+        with (self.folder / writing.FAILURES).open(encoding="utf-8-sig", newline="") as file:
+            return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
         """row, id, error; of each finding truth, log odds and probability; features."""
@@ -95,6 +100,18 @@ class AuditRun:
     def metrics(self) -> "pa.Table":
         """Every value of every map: stage, row, id, finding, method, layer, control, metric, fill, value, reason."""
         return arrow("parquet").read_table(self.folder / writing.METRICS)
+
+    def interventions(self) -> "pa.Table":
+        """Every changed image: row, id, finding, region, kind, fill, log odds `without` the region and `with_it`.
+
+        No row where the stage was skipped.
+        """
+        place, pa = self.folder / INTERVENTIONS, arrow()
+        if place.is_file():
+            return arrow("parquet").read_table(place)
+        words = [(name, pa.string()) for name in ("id", "finding", "region", "kind", "fill")]
+        numbers = [(name, pa.float64()) for name in ("without", "with_it")]
+        return pa.schema([("row", pa.int64()), *words, *numbers]).empty_table()
 
     def table(self) -> "pa.Table":
         """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""

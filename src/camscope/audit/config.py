@@ -1,19 +1,34 @@
 """Config: what an audit is to look at, and what was declared before anybody looked. A TOML file, or the same in Python."""
 
 import hashlib
+import inspect
 import json
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from camscope.errors import InputError
+from camscope.explainers.base import kind_of
 
 Fill = Literal["mean", "blur", "noise", "zero", "inpainting"]
+Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
 FILLS: tuple[Fill, ...] = ("mean", "blur")  # at least two: what they agree on is not one fill's own doing
+NAMING = ("row", "id", "path")  # columns whose every value names an image
+
+
+def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """ValueError for a value that stands there twice: nothing is counted, or corrected for, twice."""
+    if twice := [one for one, times in Counter(values).items() if times > 1]:
+        raise ValueError(f"{twice[0]!r} stands there twice; expected each once")
+    return values
+
+
+Names = Annotated[tuple[str, ...], AfterValidator(_once)]
 
 
 class _Part(BaseModel):
@@ -27,8 +42,9 @@ class Data(_Part):
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
     `evidence`: where the finding is, as `camscope measure --masks` takes it; of several findings a table, finding -> where.
-    `split`, `use`: only rows of this split. `subgroups`: columns by which answers and maps are compared. `images`: at most
-    so many, drawn by the seed.
+    `split`, `use`: only rows of this split.
+    `subgroups`: columns by which answers and maps are compared, whose levels the report shows, so none that names an image
+    or a patient. `images`: at most so many, drawn by the seed.
     """
 
     manifest: str
@@ -36,7 +52,7 @@ class Data(_Part):
     label: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     patient: str | None = None
-    subgroups: tuple[str, ...] = ()
+    subgroups: Names = ()
     split: str | None = None
     use: str | None = None
     evidence: str | dict[str, str] | None = None
@@ -51,6 +67,11 @@ class Data(_Part):
             )
         if (self.split is None) != (self.use is None):
             raise ValueError("split and use go together: the column, and the value whose rows are audited")
+        if naming := [one for one in self.subgroups if one in (*NAMING, self.patient)]:
+            raise ValueError(
+                f"subgroups: {naming[0]!r} names images or patients, and the report shows the levels of subgroups; "
+                "name columns as site, scanner or sex"
+            )
         return self
 
 
@@ -75,10 +96,31 @@ class Explain(_Part):
     `settings`: method -> its own settings, as `[explain.settings.integratedgradients]` with `steps = 16`.
     """
 
-    findings: tuple[str, ...] = Field(min_length=1)
-    methods: tuple[str, ...] = Field(default=("gradcam", "integratedgradients"), min_length=1)
+    findings: Names = Field(min_length=1)
+    methods: Names = Field(default=("gradcam", "integratedgradients"), min_length=1)
     layer: str | None = None
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("methods")
+    @classmethod
+    def _known(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        for name in methods:
+            kind_of(name)
+        return methods
+
+    @model_validator(mode="after")
+    def _set(self) -> Self:
+        for method, said in self.settings.items():
+            if method not in self.methods:
+                raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; name it there too")
+            known = [
+                name for name in inspect.signature(kind_of(method)).parameters if name not in ("model", "preprocess")
+            ]
+            if wrong := [name for name in said if name not in known]:
+                raise ValueError(
+                    f"settings.{method}: {method} has no setting {wrong[0]!r} here; it has {', '.join(known)}"
+                )
+        return self
 
 
 class Regions(_Part):
@@ -88,7 +130,7 @@ class Regions(_Part):
     of markers that some images have. `organ`: a column of masks of what the finding lies in.
     """
 
-    modality: Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"] | None = None
+    modality: Modality | None = None
     presets: tuple[str, ...] = ()
     columns: dict[str, str] = Field(default_factory=dict)
     organ: str | None = None
@@ -138,7 +180,7 @@ class Config(_Part):
     question: str = ""
     seed: int = Field(default=0, ge=0)
     replicates: int = Field(default=2000, ge=200)
-    fills: tuple[Fill, ...] = Field(default=FILLS, min_length=2)
+    fills: Annotated[tuple[Fill, ...], AfterValidator(_once)] = Field(default=FILLS, min_length=2)
     batch_size: int = Field(default=16, ge=1)
     skip: tuple[Literal["localise", "faithfulness", "sanity", "robustness", "shortcut"], ...] = ()
     data: Data
@@ -158,12 +200,21 @@ class Config(_Part):
             return cls._checked(source, "the config")
         path = Path(source)
         try:
-            plain = tomllib.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise InputError(f"{path}: there is no such file; camscope audit init writes one") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: this is no TOML file: {error}") from error
-        return cls._checked(_placed(plain, path.parent), str(path))
+        return cls.parsed(text, path.parent, str(path))
+
+    @classmethod
+    def parsed(cls, text: str, folder: Path, name: str = "the config") -> "Config":
+        """The text of a TOML file; paths in it are relative to `folder`. InputError for what is no config."""
+        try:
+            plain = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{name}: this is no TOML file: {error}") from error
+        return cls._checked(_placed(plain, folder), name)
 
     @classmethod
     def _checked(cls, plain: Mapping[str, Any], name: str) -> "Config":
@@ -177,8 +228,25 @@ class Config(_Part):
 
     @property
     def digest(self) -> str:
-        """Of all that was declared, 64 hex digits."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        """Of all that was declared, 64 hex digits: wherever its files lie, which have digests of their own."""
+        plain = self.placeless()
+        plain["data"] |= {"manifest": None, "root": None}
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    def placeless(self) -> dict[str, Any]:
+        """Its tables as JSON has them, with words in place of the places of files; of the model's code the file's name stays."""
+        plain = self.model_dump(mode="json")
+        data, model = plain["data"], plain["model"]
+        data["manifest"] = "a file"
+        data["root"] = None if data["root"] is None else "files"
+        found = data["evidence"]
+        if isinstance(found, dict):
+            data["evidence"] = {name: "files" if _is_place(one) else one for name, one in found.items()}
+        else:
+            data["evidence"] = "files" if _is_place(found) else found
+        model["weights"] = model["weights"] if model["weights"] in (None, "random") else "a file"
+        model["source"] = _without_folder(model["source"])
+        return plain
 
 
 def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -206,3 +274,18 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _there(place: Any, folder: Path) -> Any:
     """A file or folder as seen from here; a column's name as it is."""
     return str(folder / place) if isinstance(place, str) and (folder / place).exists() else place
+
+
+def _is_place(evidence: str | None) -> bool:
+    """Whether it is a folder or a file of masks, as `evidence_of` tells them from a column."""
+    if evidence is None:
+        return False
+    return "/" in evidence or os.sep in evidence or evidence.lower().endswith(".json") or Path(evidence).is_dir()
+
+
+def _without_folder(source: str) -> str:
+    library, _, name = source.partition(":")
+    if library == "hf":
+        return "hf:files" if Path(name).expanduser().is_dir() else source
+    file, colon, function = source.rpartition(":")
+    return f"{Path(file).name}:{function}" if colon and file.endswith(".py") else source

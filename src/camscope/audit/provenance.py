@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,12 @@ from typing import Any
 
 import torch
 
+from camscope.audit.digesting import NONE, of_bytes, of_content, of_input, of_masks, of_source
 from camscope.audit.subject import Subject
-from camscope.batch.manifest import arrow
 from camscope.batch.run import digest_of_table
 from camscope.cards import digest
 from camscope.files import write_bytes
+from camscope.models import LIBRARIES
 from camscope.version import __version__
 
 FILE, LOG = "provenance.json", "log.jsonl"
@@ -33,10 +33,10 @@ PACKAGES = (
     "pydicom",
     "nibabel",
 )
-TIMES = ("seconds",)  # columns of a table that no second run repeats
+BEGUN = "begun"  # the event of the log with which an audit begins
 REQUIRED = (
-    "camscope", "code", "config", "config_digest", "data", "model", "rows", "seeds", "versions", "machine", "outputs", "started",
-    "ended", "stages", "declared_before_looking",
+    "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking",
 )  # fmt: skip
 
 
@@ -48,6 +48,8 @@ def identity(subject: Subject) -> dict[str, str]:
         "config": subject.config.digest,
         "data": digest_of_table(subject.manifest),
         "model": digest(subject.model),
+        "source": of_source(subject.config.model.source),
+        "masks": of_masks(subject),
     }
 
 
@@ -64,51 +66,84 @@ def note(folder: Path, event: Mapping[str, Any]) -> None:
     """A line of the log: what happened when. No audit's digest depends on it."""
     folder.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
-    with (folder / LOG).open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    log = folder / LOG
+    cut = log.is_file() and log.read_bytes()[-1:] not in (b"\n", b"")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(("\n" if cut else "") + line + "\n")
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """The lines of the log; one that was cut off is left out."""
-    found = []
-    for line in (folder / LOG).read_text(encoding="utf-8").splitlines() if (folder / LOG).is_file() else ():
+    log, found = folder / LOG, []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else ():
         try:
             found.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return [one for one in found if isinstance(one, dict)]
+
+
+def begun(subject: Subject, *, anew: bool) -> None:
+    """Into the log: that an audit with this config begins; it stays there for all later ones in the folder.
+
+    Not where one goes on that was stopped; `anew`: it does not.
+    """
+    known = declared(subject.folder)
+    if anew or not known or known[-1] != subject.config.digest:
+        note(subject.folder, {"event": BEGUN, "config": subject.config.digest})
+
+
+def declared(folder: Path) -> list[str]:
+    """The digest of the config of each audit that was begun in a folder, in order."""
+    return [str(one.get("config")) for one in events(folder) if one.get("event") == BEGUN]
+
+
+def _own(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of the audit that was begun last."""
+    last = max((n for n, one in enumerate(said) if one.get("event") == BEGUN), default=0)
+    return said[last:]
 
 
 def write(subject: Subject) -> dict[str, Any]:
     """`provenance.json`: after all other outputs, whose digests it holds."""
-    said = events(subject.folder)
+    said = _own(events(subject.folder))
     made = facts(subject) | {
         "started": said[0]["time"] if said else None,
         "ended": said[-1]["time"] if said else None,
         "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
         "rows": rows(subject),
         "outputs": outputs(subject.folder),
+        "bytes": files(subject.folder),
     }
+    made["completeness"] = sum(made.get(name) is not None for name in REQUIRED) / len(REQUIRED)
     made["seal"] = seal(made)
-    write_bytes(subject.folder / FILE, (json.dumps(made, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
+    write_bytes(subject.folder / FILE, as_written(made))
     return made
+
+
+def as_written(made: Mapping[str, Any]) -> bytes:
+    """The one way in which a provenance stands in its file."""
+    return (json.dumps(made, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def facts(subject: Subject) -> dict[str, Any]:
     """What an audit is made of, the same for every start of it on one machine."""
     config, known = subject.config, identity(subject)
+    declarations = list(dict.fromkeys(declared(subject.folder))) or [known["config"]]
     return {
         "schema_version": "camscope/audit-provenance/1",
         "camscope": __version__,
         "code": known["code"],
         "config": _discreet(subject),
         "config_digest": known["config"],
-        "declared_before_looking": True,
-        "data": {"digest": known["data"], "rows": len(subject.rows), "manifest": digest_of_input(config.data.manifest)},
+        "declarations": len(declarations),
+        "declared_before_looking": declarations[0] == known["config"],
+        "data": {"digest": known["data"], "rows": len(subject.rows), "manifest": of_input(config.data.manifest)},
+        "masks": known["masks"],
         "model": {
             "digest": known["model"],
-            "weights": digest_of_input(config.model.weights),
-            "code": digest_of_input(config.model.source.rpartition(":")[0]),
+            "weights": of_input(config.model.weights),
+            "code": known["source"],
             "parameters": sum(one.numel() for one in subject.model.parameters()),
         },
         "seeds": {"audit": config.seed, "replicates": config.replicates},
@@ -138,49 +173,37 @@ def rows(subject: Subject) -> dict[str, str | None]:
 
 
 def outputs(folder: Path) -> dict[str, str]:
-    """Of every file that the same audit makes again, its digest; of tables without the times in them."""
-    return dict(sorted(_outputs(folder)))
+    """Of every file that the same audit makes again, the digest of what it says; of tables without the times in them."""
+    return {name: of_content(path) for name, path in _files(folder) if name != LOG}
 
 
-def _outputs(folder: Path) -> Iterator[tuple[str, str]]:
+def files(folder: Path) -> dict[str, str]:
+    """Of every file beside the provenance itself, the digest of its bytes; of one that cannot be read, "none"."""
+    return {name: _read(path) for name, path in _files(folder)}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_file() or path.name in (FILE, LOG) or path.name.startswith("."):
-            continue
-        yield name, digest_ofdigest_of_input(path)
+        if path.is_file() and path.name != FILE and not path.name.startswith("."):
+            yield path.relative_to(folder).as_posix(), path
 
 
-def digest_ofdigest_of_input(path: Path) -> str:
-    """Of what a file says, 64 hex digits: of a table of its rows, whatever was compressed how."""
-    if path.suffix != ".parquet":
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    table = arrow("parquet").read_table(path)
-    kept = table.select([name for name in table.column_names if name not in TIMES]).combine_chunks()
-    sink = arrow().BufferOutputStream()
-    with arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:
-        writer.write_table(kept.replace_schema_metadata())
-    return hashlib.sha256(sink.getvalue()).hexdigest()
+def _read(path: Path) -> str:
+    try:
+        return of_bytes(path)
+    except OSError:
+        return NONE
 
 
 def _discreet(subject: Subject) -> dict[str, Any]:
-    """The config; in the profile "research" without places of files."""
-    plain = subject.config.model_dump(mode="json")
-    if subject.private:
-        for part, name in (("data", "manifest"), ("data", "root"), ("model", "weights"), ("model", "source")):
-            if isinstance(said := plain[part][name], str) and os.sep in said:
-                plain[part][name] = Path(said).name if part == "model" else "a file"
-        if plain["data"]["evidence"] and os.sep in plain["data"]["evidence"]:
-            plain["data"]["evidence"] = "files"
+    """The config; in the profile "research" without names of files, and of the model's source the bare function."""
+    if not subject.private:
+        return subject.config.model_dump(mode="json")
+    plain = subject.config.placeless()
+    file, colon, function = plain["model"]["source"].rpartition(":")
+    if colon and file.partition(":")[0] not in LIBRARIES:
+        plain["model"]["source"] = function
     return plain
-
-
-def digest_of_input(place: str | None) -> str | None:
-    """The sha256 of a file, if it is one."""
-    if not place or not Path(place).is_file():
-        return None
-    with Path(place).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _versions() -> Iterator[tuple[str, str]]:

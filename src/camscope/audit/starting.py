@@ -2,12 +2,14 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from camscope.audit.config import Margins, Sizes
+from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
+from camscope.audit.findings import labels_of, single
 from camscope.batch import manifest_of
+from camscope.batch.manifest import arrow
 from camscope.cards import card_of
 from camscope.errors import InputError
 from camscope.models import load_model
@@ -19,7 +21,7 @@ SPLIT = ("split", "fold")
 EVIDENCE = ("mask", "mask_path", "box", "boxes", "points")
 ORGAN = ("region_lungs", "region_organ", "region_body", "region_brain")
 REGION = "region_"
-NEGATIVE = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
+AGE = ("age", "patient_age")
 MOST = 20  # levels of a subgroup
 
 
@@ -33,23 +35,26 @@ def init(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> str:
-    """The text of a config. What could not be guessed is a comment that says what to write; InputError without labels."""
+    """The text of a config, which holds. What could not be guessed is a comment that says what to write.
+
+    InputError where there are neither labels nor columns of 0 and 1 for classes of the model, and for an unknown modality.
+    """
+    if modality is not None and modality not in (known := get_args(Modality)):
+        raise InputError(f"no modality {modality!r}; there are {', '.join(known)}")
     made = manifest_of(manifest, root, strict=False)
-    names = made.table.column_names
+    names, folder = made.table.column_names, relative_to or Path.cwd()
     label = _first(names, LABEL)
-    if label is None:
-        raise InputError(
-            f"no column of labels ({', '.join(LABEL)}) among {', '.join(names)}: rename it, or write the config by hand"
-        )
     card = card_of(load_model(model, weights=weights))
-    said = {str(one) for one in made.table[label].to_pylist() if one not in (None, "")}
-    asked = list(findings) or _findings((card.categories if card else None) or (), said)
-    folder = relative_to or Path.cwd()
-    return "\n".join(
+    categories = (card.categories if card else None) or ()
+    labels = {} if label is not None else labels_of(made.table, categories, findings, LABEL)
+    asked = list(labels) if label is None else list(findings) or single(made.table[label], categories)
+    text = "\n".join(
         [
             *HEAD,
-            *_data(made.table, _near(manifest, folder), None if root is None else _near(root, folder), label),
-            *_model(_near_code(model, folder), None if weights is None else _near(weights, folder)),
+            *_data(made.table, _near(manifest, folder), None if root is None else _near(root, folder), label, labels),
+            *_model(
+                _near_code(model, folder), None if weights is None else _near(weights, folder), several=bool(labels)
+            ),
             *_explain(asked),
             *_regions(names, modality or "any"),
             "[margins]",
@@ -62,6 +67,8 @@ def init(
             "",
         ]
     )
+    Config.parsed(text, folder)
+    return text
 
 
 HEAD = (
@@ -69,39 +76,64 @@ HEAD = (
     'title = "Model audit"',
     'question = ""  # what the model is meant for, in a sentence',
     "seed = 0",
-    'fills = ["mean", "blur"]  # what is seen where something is removed: two of mean, blur, noise, zero, inpainting, or more',
+    "# replicates = 2000  # of the bootstrap by patient, from which intervals come",
+    f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
+    "# batch_size = 16  # images that the model is asked about at once; no result depends on it",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
     "",
 )
 
 
-def _data(table: Any, manifest: str, root: str | None, label: str) -> Iterator[str]:
+def _data(table: Any, manifest: str, root: str | None, label: str | None, labels: Mapping[str, str]) -> Iterator[str]:
     names = table.column_names
     subgroups = [name for name in SUBGROUPS if name in names and 1 < _levels(table[name]) <= MOST]
-    split = _first(names, SPLIT)
+    columns = ", ".join(f"{_text(finding)} = {_text(column)}" for finding, column in labels.items())
     yield "[data]"
     yield f"manifest = {_text(manifest)}"
-    if root is not None:
-        yield f"root = {_text(root)}"
-    yield f"label = {_text(label)}  # each image's class, by name or number"
+    yield _optional("root", root, "where relative paths begin; default: the folder of the manifest")
+    yield _optional("label", label, "each image's class, by name or number")
+    words = "for each finding a column of 0 and 1, in place of label"
+    yield f"labels = {{ {columns} }}  # {words}" if labels else f'# labels = {{ finding = "column" }}  # {words}'
     yield _optional("patient", _first(names, PATIENT), "whose image it is: intervals draw patients whole")
-    yield f"subgroups = {_list(subgroups)}  # columns by which answers and maps are compared"
-    if split is not None:
-        yield f"split = {_text(split)}"
-        yield 'use = "test"  # only rows of this split'
+    yield f"subgroups = {_list(subgroups)}  # columns by which answers and maps are compared; the report shows their levels"
+    if (age := _first(names, AGE)) is not None and _levels(table[age]) > MOST:
+        yield (
+            f"# {_plain(age)} has too many values for a subgroup: give the manifest a column age_group of bands, "
+            'as "0-39", "40-64", "65-"'
+        )
+    yield from _split(table)
     yield _optional(
         "evidence", _first(names, EVIDENCE), "where findings are: a column of masks or boxes, a folder, or a COCO file"
     )
+    yield "# images = 1000  # at most so many, drawn by the seed; default: all"
+    yield '# window = "40,400"  # of CT, its middle and its width; default: what each scan says of itself'
     yield ""
 
 
-def _model(source: str, weights: str | None) -> Iterator[str]:
+def _split(table: Any) -> Iterator[str]:
+    """The rows that are audited: those of "test" where there are any, else of the value that stands last."""
+    name, compute = _first(table.column_names, SPLIT), arrow("compute")
+    cells = [] if name is None else compute.cast(table[name], arrow().string()).to_pylist()
+    known = list(dict.fromkeys(one for one in cells if one is not None))
+    if name is None or not known:
+        yield '# split = ""  # a column, of which only rows of the value `use` are audited'
+        yield '# use = "test"'
+        return
+    yield f"split = {_text(name)}"
+    shown = ", ".join(map(_plain, known[:MOST])) + (", …" if len(known) > MOST else "")
+    yield f"use = {_text('test' if 'test' in known else known[-1])}  # only rows of this split, of {shown}"
+
+
+def _model(source: str, weights: str | None, *, several: bool) -> Iterator[str]:
     yield "[model]"
     yield f"source = {_text(source)}  # a file of Python that is named here is executed"
-    if weights is not None:
-        yield f"weights = {_text(weights)}"
+    yield _optional("weights", weights, "a checkpoint, loaded strictly")
     yield '# preprocess = "imagenet"  # if the model does not say how images enter it'
-    yield 'outputs = "softmax"  # or "sigmoid": findings of which each has an answer of its own'
+    if several:
+        yield 'outputs = "sigmoid"  # findings of which each has an answer of its own; or "softmax": classes of which one is true'
+    else:
+        yield 'outputs = "softmax"  # or "sigmoid": findings of which each has an answer of its own'
+    yield '# device = "cpu"  # or "cuda"'
     yield ""
 
 
@@ -110,7 +142,7 @@ def _explain(findings: Sequence[str]) -> Iterator[str]:
     yield f"findings = {_list(findings)}"
     yield 'methods = ["gradcam", "integratedgradients"]  # a CAM misses small markers: keep a finer one beside it'
     yield '# layer = "layer4"  # default: the model\'s own'
-    yield "# settings = { integratedgradients = { steps = 16 } }"
+    yield "# settings = { integratedgradients = { steps = 16 } }  # of a method, as its class has them"
     yield ""
 
 
@@ -119,7 +151,8 @@ def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
     markers = [name for name in names if name.startswith(REGION) and name != organ]
     columns = ", ".join(f"{name.removeprefix(REGION)} = {_text(name)}" for name in markers)
     yield "[regions]  # where the model should not need to look"
-    yield f"modality = {_text(modality)}  # whose usual regions: xray, ct, mri, dermoscopy, retina, pathology, any"
+    yield f"modality = {_text(modality)}  # whose usual regions: {', '.join(get_args(Modality))}"
+    yield '# presets = ["border", "corners"]  # or these regions, by name'
     yield _optional("organ", organ, "a column of masks of what the finding lies in")
     words = "masks of markers that some images have"
     yield f"columns = {{ {columns} }}  # {words}" if markers else f'# columns = {{ token = "region_token" }}  # {words}'
@@ -129,7 +162,8 @@ def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
 def _report(names: Sequence[str]) -> Iterator[str]:
     yield "[report]"
     yield 'profile = "research"  # names no file, and no column that is not listed; "clinical" names them'
-    yield "columns = []  # may be shown, of " + ", ".join(name for name in names if name not in ("row", "id", "path"))
+    yield "columns = []  # may be shown, of " + ", ".join(_plain(name) for name in names if name not in NAMING)
+    yield "allow_pixels = false  # true: also pictures in which text may be burned in are shown"
 
 
 MARGINS = {
@@ -141,15 +175,6 @@ MARGINS = {
     "mass": "a difference of a map's share between subgroups",
     "robust": "rank correlation of maps under changes that do not matter",
 }
-
-
-def _findings(categories: Sequence[str], said: set[str]) -> list[str]:
-    """The classes that labels name, but those that say that nothing was found."""
-    if categories:
-        named = [one for n, one in enumerate(categories) if one in said or str(n) in said]
-        return [one for one in named if one.lower() not in NEGATIVE] or named[-1:] or list(categories[-1:])
-    numbers = sorted(one for one in said if one.isdecimal())
-    return [one for one in numbers if one != "0"] or ["1"]
 
 
 def _first(names: Iterable[str], known: Sequence[str]) -> str | None:
@@ -185,7 +210,12 @@ def _near_code(source: str, folder: Path) -> str:
 
 
 def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is
+
+
+def _plain(value: str) -> str:
+    """As it is, in a comment, which ends with its line."""
+    return value if value.isprintable() else _text(value)
 
 
 def _list(values: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.asking import logits_of, odds_of
 from camscope.audit.audited import AuditRun
 from camscope.audit.config import Config
+from camscope.audit.digesting import of_input
 from camscope.audit.report import unknown
 from camscope.audit.subject import Subject
 from camscope.audit.verdicts import verdicts
@@ -57,32 +58,49 @@ def verified(
 
     InputError where no finished audit is.
     """
+    place = Path(folder)
     try:
-        known = json.loads((Path(folder) / provenance.FILE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder}: it has no {provenance.FILE} that can be read: no finished audit is here"
-        ) from error
-    checks = [_sealed(known), *_outputs(Path(folder), known), _judged(Path(folder)), _said(Path(folder), known)]
+        written = (place / provenance.FILE).read_bytes()
+    except OSError as error:
+        raise InputError(f"{folder}: it has no {provenance.FILE}: no finished audit is here") from error
+    known = _known(written)
+    checks = [_sealed(known, written), *_outputs(place, known), _judged(place), _said(place, known)]
     if config is not None:
-        checks += _again(Path(folder), Config.of(config), known, rows, seed)
+        checks += _again(place, Config.of(config), known, rows, seed)
     return Verified(tuple(checks))
 
 
-def _sealed(known: dict[str, Any]) -> Checked:
-    same = known.get("seal") == provenance.seal(known)
+def _known(written: bytes) -> dict[str, Any]:
+    """What a provenance says; nothing, if it says nothing any more."""
+    try:
+        known = json.loads(written)
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _part(known: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = known.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _sealed(known: dict[str, Any], written: bytes) -> Checked:
+    try:
+        same = known.get("seal") == provenance.seal(known) and provenance.as_written(known) == written
+    except ValueError:  # a number that JSON does not have
+        same = False
     return Checked(provenance.FILE, same, "as it was written" if same else "it was changed")
 
 
 def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
-    there, then = provenance.outputs(folder), known.get("outputs", {})
+    there, then = provenance.files(folder), _part(known, "bytes")
     wrong = {
         name: "is missing" if name not in there else "was changed" for name in then if there.get(name) != then[name]
     }
     wrong |= {name: "was not there" for name in there if name not in then}
     yield Checked(
         "outputs",
-        not wrong,
+        not wrong and bool(then),
         f"{len(then)} files" + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
     )
     for name, why in sorted(wrong.items())[:20]:
@@ -93,9 +111,11 @@ def _judged(folder: Path) -> Checked:
     """Whether the verdicts follow from the numbers."""
     try:
         summary = AuditRun(folder).summary
+        same = tuple(verdicts(summary)) == summary.verdicts
     except CamscopeError as error:
         return Checked("summary", False, str(error))
-    same = tuple(verdicts(summary)) == summary.verdicts
+    except Exception as error:  # a summary that was changed can be wrong in any way
+        return Checked("verdicts", False, f"they do not follow from the numbers: {type(error).__name__}")
     return Checked(
         "verdicts",
         same,
@@ -108,30 +128,40 @@ def _said(folder: Path, known: dict[str, Any]) -> Checked:
     try:
         summary, gallery = (json.loads((folder / name).read_bytes()) for name in (SUMMARY, GALLERY))
         wrong = unknown((folder / REPORT).read_text(encoding="utf-8"), summary, known, gallery)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # files that were changed can be wrong in any way
         return Checked("numbers of the page", False, f"it cannot be read: {type(error).__name__}")
     return Checked("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
 
 
 def _again(folder: Path, config: Config, known: dict[str, Any], rows: int, seed: int) -> Iterator[Checked]:
     subject = Subject(config, folder)
-    facts = provenance.identity(subject)
+    data, model = _part(known, "data"), _part(known, "model")
+    for name, place, then in (
+        ("weights file", config.model.weights, model.get("weights")),
+        ("manifest file", config.data.manifest, data.get("manifest")),
+    ):
+        if then is not None:
+            same = of_input(place) == then
+            yield Checked(name, same, "the same bytes" if same else "other bytes")
+    try:
+        facts = provenance.identity(subject)
+    except CamscopeError as error:
+        yield Checked("inputs", False, str(error))
+        return
     for name, there, words in (
         ("config", known.get("config_digest"), "margins, methods and sizes"),
-        ("data", known.get("data", {}).get("digest"), "every cell of the manifest"),
-        ("model", known.get("model", {}).get("digest"), "weights and buffers"),
+        ("data", data.get("digest"), "every cell of the manifest"),
+        ("masks", known.get("masks"), "evidence and regions, every file"),
+        ("model", model.get("digest"), "weights and buffers"),
+        ("source", model.get("code"), "the file whose function makes the model"),
         ("code", known.get("code"), "camscope itself"),
     ):
         same = facts[name] == there
         yield Checked(name, same, f"{words}: {'the same' if same else 'another'}")
-    for name, place, then in (
-        ("weights file", config.model.weights, known.get("model", {}).get("weights")),
-        ("manifest file", config.data.manifest, known.get("data", {}).get("manifest")),
-    ):
-        if then is not None:
-            same = provenance.digest_of_input(place) == then
-            yield Checked(name, same, "the same bytes" if same else "other bytes")
-    yield from _rows(subject, rows, seed)
+    try:
+        yield from _rows(subject, rows, seed)
+    except Exception as error:  # tables that were changed can be wrong in any way
+        yield Checked("rows", False, f"they cannot be computed again: {type(error).__name__}")
 
 
 def _rows(subject: Subject, count: int, seed: int) -> Iterator[Checked]:

@@ -23,7 +23,7 @@ LONG = ("stage", "row", "id", "finding", "method", "layer", "control", "metric",
 
 
 def emptied(folder: Path) -> None:
-    """A folder without what an audit leaves in it; nothing else is touched."""
+    """A folder without what an audit leaves in it but its log, which says what was declared before; nothing else is touched."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("maps", "localise", "faithfulness", "robustness", "stages"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -36,7 +36,6 @@ def emptied(folder: Path) -> None:
         REPORT,
         GALLERY,
         "provenance.json",
-        "log.jsonl",
     ):
         (folder / name).unlink(missing_ok=True)
 

@@ -31,18 +31,21 @@ STYLES = {"for": "green", "against": "bold red", "neither": ""}
 )
 def init(
     manifest: Annotated[
-        str, typer.Argument(metavar="MANIFEST", help="A .csv or .parquet file, with a column of labels.")
+        str,
+        typer.Argument(metavar="MANIFEST", help="A table: a column of labels, or of 0 and 1 for each finding."),
     ],
     model: base.ModelOption,
     weights: base.WeightsOption = None,
     root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where relative paths begin.")] = None,
     finding: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Classes to ask about; default: those of the labels.")
+        str | None,
+        typer.Option(metavar="A,B", help="Classes to ask about, or columns of 0 and 1; default: those of the labels."),
     ] = None,
     modality: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="xray, ct, mri, dermoscopy, retina, pathology: whose usual regions are looked for."
+            metavar="NAME",
+            help="xray, ct, mri, dermoscopy, retina, pathology, any: whose usual regions are looked for.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the config goes.")] = Path(
@@ -51,7 +54,6 @@ def init(
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Write a config with a word on every setting, from what the manifest and the model say of themselves."""
-    from camscope.audit.config import Config
     from camscope.audit.starting import init as begun
 
     findings = base.split(finding or "")
@@ -59,7 +61,6 @@ def init(
         manifest, model, weights=weights, root=root, findings=findings, modality=modality, relative_to=output.parent
     )
     write_bytes(output, text.encode(), overwrite=overwrite)
-    Config.of(output)
     console = base.out()
     console.print(base.styled(("config  ", "bold"), (base.shown(output), "cyan")), soft_wrap=True)
     console.print(

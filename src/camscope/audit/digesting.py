@@ -1,0 +1,115 @@
+"""digesting: sha256 of what an audit is made of, and of what it leaves: files, tables, masks, the source of the model."""
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from camscope.audit.subject import THREADS, Subject
+from camscope.batch.manifest import arrow
+from camscope.errors import UndefinedError
+from camscope.measure.evidence import Coco, Column, Files
+from camscope.measure.namesakes import Namesakes
+from camscope.models import LIBRARIES
+
+TIMES = ("seconds",)  # columns of a table that no second run repeats
+NONE = "none"  # where there is nothing that could have a digest
+PIECE = 1024  # files that are read before their digests are taken in
+_MASKS: WeakKeyDictionary[Subject, str] = WeakKeyDictionary()  # a start asks several times
+
+
+def of_bytes(path: str | Path) -> str:
+    """Of a file, byte by byte, 64 hex digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_content(path: Path) -> str:
+    """Of what a file says, 64 hex digits: of a table its rows without times, whatever was compressed how."""
+    if path.suffix != ".parquet":
+        return of_bytes(path)
+    table = arrow("parquet").read_table(path)
+    kept = table.select([name for name in table.column_names if name not in TIMES]).combine_chunks()
+    sink = arrow().BufferOutputStream()
+    with arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:
+        writer.write_table(kept.replace_schema_metadata())
+    return hashlib.sha256(sink.getvalue()).hexdigest()
+
+
+def of_input(place: str | None) -> str | None:
+    """Of a file's bytes, if it is one."""
+    return of_bytes(place) if place and Path(place).is_file() else None
+
+
+def of_source(model: str) -> str:
+    """Of the file whose function makes the model: of FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION; "none" of a library's."""
+    where, colon, _ = model.rpartition(":")
+    if not colon or model.partition(":")[0] in LIBRARIES:
+        return NONE
+    file = Path(where).expanduser() if where.endswith(".py") else _file_of(where)
+    return of_bytes(file) if file is not None and file.is_file() else NONE
+
+
+def _file_of(module: str) -> Path | None:
+    """Where its source is: no module is imported for it but the packages around it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def of_masks(subject: Subject) -> str:
+    """Of every mask that the config names, of the audited rows, 64 hex digits; "none" where it names none."""
+    if subject not in _MASKS:
+        _MASKS[subject] = _of_masks(subject)
+    return _MASKS[subject]
+
+
+def _of_masks(subject: Subject) -> str:
+    data, regions = subject.config.data, subject.config.regions
+    several = data.evidence if isinstance(data.evidence, dict) else {"": data.evidence}
+    named = {"organ": regions.organ, **{f"evidence {name}".strip(): place for name, place in sorted(several.items())}}
+    named |= {f"region {name}": column for name, column in sorted(regions.columns.items())}
+    if not any(named.values()):
+        return NONE
+    sha = hashlib.sha256()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for part, name in named.items():
+            files = iter(() if name is None else _masks(subject, name))
+            while piece := list(islice(files, PIECE)):
+                for (what, _), found in zip(piece, pool.map(_there, (file for _, file in piece)), strict=True):
+                    sha.update(f"{part}\n{what}\n{found}\n".encode())
+    return sha.hexdigest()
+
+
+def _masks(subject: Subject, name: str) -> Iterator[tuple[str, Path]]:
+    """The files that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
+    known = subject.evidence_in(name)
+    if isinstance(known, Column):
+        for row, value in subject.column(known.name).items():
+            if isinstance(value, str) and value and not value.lstrip().startswith("["):
+                yield str(row), known.root / value
+    elif isinstance(known, Files):
+        named = Namesakes(((file, file) for file in known.files), stems=True)
+        for row, path in subject.column("path").items():
+            with suppress(UndefinedError):  # of several of its name none is asked
+                if file := named.of(path):
+                    yield str(row), Path(file)
+    elif isinstance(known, Coco):
+        yield "annotations", Path(name)
+        for _, _, annotated in known.known:
+            for one in annotated:
+                if "mask_file" in one:
+                    yield str(one["mask_file"]), known.folder / str(one["mask_file"])
+
+
+def _there(file: Path) -> str:
+    try:
+        return of_bytes(file)
+    except OSError:
+        return "missing"

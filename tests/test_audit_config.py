@@ -1,0 +1,176 @@
+"""What an audit's config refuses at once, what `init` writes, and what the digest of a config hangs on."""
+
+import re
+import tomllib
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+
+from camscope.audit.config import Config
+from camscope.audit.starting import init
+from camscope.errors import InputError
+
+PLAIN = {
+    "data": {"manifest": "manifest.csv", "label": "label", "patient": "patient"},
+    "model": {"source": "phantom"},
+    "explain": {"findings": ("lesion",), "methods": ("gradcam",)},
+}
+
+
+def config(**tables):
+    plain = {name: dict(table) for name, table in PLAIN.items()}
+    for name, table in tables.items():
+        plain[name] = {**plain.get(name, {}), **table} if isinstance(table, dict) else table
+    return Config.of(plain)
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"explain": {"findings": ("a", "b", "a")}}, "explain.findings: 'a' stands there twice"),
+        ({"explain": {"methods": ("gradcam", "gradcam")}}, "explain.methods: 'gradcam' stands there twice"),
+        ({"fills": ("mean", "mean")}, "fills: 'mean' stands there twice"),
+        ({"data": {"subgroups": ("site", "site")}}, "data.subgroups: 'site' stands there twice"),
+        ({"explain": {"methods": ("gradcamm",)}}, "no method 'gradcamm'; nearest names: .*gradcam"),
+        (
+            {"explain": {"settings": {"integratedgradients": {"steps": 2}}}},
+            "settings.integratedgradients: the methods are",
+        ),
+        ({"explain": {"settings": {"gradcam": {"step": 2}}}}, "gradcam has no setting 'step' here; it has layer, "),
+        ({"explain": {"settings": {"gradcam": {"model": 2}}}}, "gradcam has no setting 'model'"),
+        ({"data": {"subgroups": ("site", "patient")}}, "'patient' names images or patients"),
+        ({"data": {"subgroups": ("path",)}}, "'path' names images or patients"),
+        ({"data": {"subgroups": ("id",)}}, "'id' names images or patients"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(tables, words):
+    with pytest.raises(InputError, match=words):
+        config(**tables)
+
+
+def test_settings_of_a_method_that_is_asked_are_taken():
+    methods = ("gradcam", "integratedgradients")
+    assert config(explain={"methods": methods, "settings": {"integratedgradients": {"steps": 2}}}).explain.settings
+
+
+# What its digest hangs on
+
+
+def test_the_digest_is_of_what_is_declared_not_of_where_files_lie():
+    here, there = (
+        config(
+            data={"manifest": f"{at}/manifest.csv", "root": root, "evidence": f"{at}/masks"},
+            model={"source": f"{at}/models.py:net", "weights": f"{at}/net.pt"},
+        ).digest
+        for at, root in (("here", None), ("/there", "/there/images"))
+    )
+    assert here == there
+    others = [
+        config(data={"evidence": "mask"}),
+        config(data={"label": "other"}),
+        config(model={"source": "models.py:other"}),
+        config(model={"source": "others.py:net"}),
+        config(model={"weights": "random"}),
+        config(margins={"effect": 0.2}),
+        config(),
+    ]
+    assert len({here, *(one.digest for one in others)}) == len(others) + 1
+
+
+# What init writes
+
+NET = """import torch
+
+CATEGORIES = {"net": ["Edema", "Pleural Effusion", "No Finding"]}
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+
+
+def nameless():
+    return net()
+"""
+ROWS = "path,who,edema,pleural_effusion,No Finding,grade,split,age\n" + "".join(
+    f"{n}.png,P{n},{n % 2},{'' if n == 3 else n % 3 // 2},{int(n == 0)},{n},{'train' if n < 9 else 'valid'},{20 + n}\n"
+    for n in range(30)
+)
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A manifest with columns of 0 and 1 in place of a label, and a net that names them."""
+    (tmp_path / "manifest.csv").write_text(ROWS)
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_init_of_several_findings_names_their_columns(study):
+    text = init("manifest.csv", "net.py:net")
+    made = Config.parsed(text, study)
+    assert made.data.labels == {"Edema": "edema", "Pleural Effusion": "pleural_effusion"}
+    assert made.explain.findings == ("Edema", "Pleural Effusion")
+    assert made.model.outputs == "sigmoid"
+    assert made.data.use == "valid"
+    assert "only rows of this split, of train, valid" in text
+    assert "age has too many values for a subgroup" in text
+    for asked in ("pleural_effusion", "Pleural Effusion"):
+        made = Config.parsed(init("manifest.csv", "net.py:net", findings=[asked]), study)
+        assert made.data.labels == {"Pleural Effusion": "pleural_effusion"}
+
+
+def test_init_takes_the_rows_of_test_where_there_are_any(study):
+    (study / "manifest.csv").write_text(ROWS.replace("train", "test"))
+    assert Config.parsed(init("manifest.csv", "net.py:net"), study).data.use == "test"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (
+            {"findings": ["grade"]},
+            "no column of 0 and 1 is named 'grade'; there are: edema, pleural_effusion, No Finding",
+        ),
+        ({"model": "net.py:nameless"}, "none of 0 and 1 that is named as a class"),
+        ({"model": "net.py:nameless", "findings": ["edema"]}, "which class of the model is the column 'edema'"),
+        ({"modality": "xrays"}, "no modality 'xrays'; there are xray, ct"),
+    ],
+)
+def test_init_refuses_what_would_not_run(study, extra, words):
+    with pytest.raises(InputError, match=words):
+        init("manifest.csv", **{"model": "net.py:net", **extra})
+
+
+def test_init_on_the_command_line_writes_nothing_where_it_refuses(study):
+    from typer.testing import CliRunner
+
+    from camscope.cli import app
+
+    args = ["audit", "init", "manifest.csv", "--model", "net.py:net", "-o", "audit.toml", "--modality"]
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*args, "xrays"])
+    assert told.exit_code == 2
+    assert not (study / "audit.toml").exists()
+    assert CliRunner().invoke(app, [*args, "xray"]).exit_code == 0
+    assert (study / "audit.toml").exists()
+
+
+def test_every_setting_stands_in_what_init_writes_and_those_that_are_comments_are_the_defaults(study):
+    text = init("manifest.csv", "net.py:net")
+    plain = Config.parsed(text, study).model_dump()
+    for name, value in plain.items():
+        for one in value if name in tomllib.loads(text) and isinstance(value, dict) else (name,):
+            assert re.search(rf"^(# )?{one} = \S", text, re.MULTILINE), one
+    free = re.sub(r"^# (?=(replicates|skip|batch_size|device) = )", "", text, flags=re.MULTILINE)
+    assert Config.parsed(free, study) == Config.parsed(text, study)
+    assert all(len(line) < 140 for line in text.splitlines())
+
+
+def test_names_that_are_no_words_do_not_break_what_init_writes(study):
+    (study / "manifest.csv").write_text(ROWS.replace("who", '"a\nb\x7f"').replace("train", '"t\x7f"'))
+    assert Config.parsed(init("manifest.csv", "net.py:net"), study).data.use == "valid"

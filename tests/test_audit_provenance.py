@@ -1,0 +1,218 @@
+"""What an audit says it was made of: every file, mask and line of the model's code, whatever was declared before, no names."""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+
+from camscope import audit
+from camscope.audit import provenance
+from camscope.audit.config import Config
+from camscope.audit.demonstration import phantom_audit
+from camscope.audit.digesting import of_bytes, of_masks, of_source
+from camscope.audit.subject import Subject
+from camscope.audit.verifying import verified
+from camscope.errors import OutputError
+
+SKIP = ("localise", "faithfulness", "sanity", "robustness")
+CODE = """from camscope.phantom import shortcut
+
+net = shortcut.shortcut_net
+PREPROCESSING = {"net": shortcut.PREPROCESSING["shortcut_net"]}
+CATEGORIES = {"net": shortcut.CATEGORIES["shortcut_net"]}
+"""
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory, one_thread):
+    """A study with a net in a file of its own, the plain config with places relative to the study, and its audit."""
+    folder = tmp_path_factory.mktemp("provenance")
+    plain = phantom_audit(folder, 0.95, images=48).model_dump()
+    (folder / "quiverleaf.py").write_text(CODE)
+    plain["skip"] = SKIP
+    plain["explain"] = {"findings": ("lesion",), "methods": ("gradcam",)}
+    plain["data"]["manifest"] = "manifest.csv"
+    plain["model"] = {"source": "quiverleaf.py:net", "weights": Path(plain["model"]["weights"]).name}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made = audit.run(plain, "audit")
+    return folder, plain, folder / made.folder
+
+
+@pytest.fixture
+def copied(case, tmp_path, monkeypatch):
+    """A copy of all of it, where we now are."""
+    shutil.copytree(case[0], tmp_path / "study")
+    monkeypatch.chdir(tmp_path / "study")
+    return case[1]
+
+
+def known(folder="audit"):
+    return json.loads((Path(folder) / "provenance.json").read_bytes())
+
+
+def failed(plain, rows=0):
+    return {one.name for one in verified("audit", Config.of(plain), rows=rows).checks if not one.holds}
+
+
+# Files
+
+
+def test_a_flipped_bit_anywhere_in_any_file_is_seen_and_nothing_raises(copied):
+    drawn = random.Random(0)
+    files = [path for path in sorted(Path("audit").rglob("*")) if path.is_file()]
+    tables = [path for path in files if path.suffix == ".parquet"]
+    assert len(tables) >= 4
+    for n in range(36):
+        path = drawn.choice(tables if n % 3 else [one for one in files if one.name != "report.html"])
+        kept = path.read_bytes()
+        changed = bytearray(kept)
+        changed[drawn.randrange(len(changed))] ^= 1 << drawn.randrange(8)
+        path.write_bytes(bytes(changed))
+        found = verified("audit")
+        assert any(
+            one.name in (path.name, path.relative_to("audit").as_posix()) for one in found.checks if not one.holds
+        ), path
+        path.write_bytes(kept)
+    assert verified("audit").holds
+
+
+def test_a_number_that_is_written_otherwise_and_a_provenance_that_is_none_are_seen(copied):
+    place = Path("audit/provenance.json")
+    kept = place.read_bytes()
+    for other in (kept.replace(b"\n", b"\r\n"), kept[: len(kept) // 2], b"[]", b"\xff", b'{"bytes": 1, "seal": NaN}'):
+        place.write_bytes(other)
+        assert not verified("audit").holds
+        assert failed(copied)
+
+
+def test_damaged_tables_are_changes_with_the_config_too(copied):
+    for name in ("predictions.parquet", "maps/run.json"):
+        kept = Path("audit", name).read_bytes()
+        Path("audit", name).write_bytes(kept[: len(kept) // 2])
+        assert {name, "rows"} <= failed(copied, rows=2)
+        Path("audit", name).write_bytes(kept)
+
+
+def test_tables_have_the_digest_of_their_bytes_beside_that_of_their_content(case):
+    said = known(case[2])
+    assert set(said["bytes"]) == {*said["outputs"], "log.jsonl"}
+    other = {name for name in said["outputs"] if said["outputs"][name] != said["bytes"][name]}
+    assert other == {name for name in said["outputs"] if name.endswith(".parquet")}
+
+
+def test_everything_that_is_required_is_there(case):
+    said = known(case[2])
+    assert said["completeness"] == 1
+    assert {"masks", "bytes", "declarations"} <= set(provenance.REQUIRED) <= set(said)
+
+
+# What it was made of
+
+
+def test_the_same_config_holds_from_another_folder(copied, tmp_path, monkeypatch):
+    assert failed(copied, rows=2) == set()
+    text = json.loads(Config.of(copied).model_dump_json())
+    text["data"]["manifest"] = "study/manifest.csv"
+    text["model"] |= {"source": "study/quiverleaf.py:net", "weights": f"study/{text['model']['weights']}"}
+    text["data"]["evidence"] = "study/mask"
+    monkeypatch.chdir(tmp_path)
+    found = verified("study/audit", Config.of(text), rows=1)
+    assert {one.name for one in found.checks if not one.holds} == set()
+
+
+@pytest.mark.parametrize("part", ["mask", "region_lungs", "region_token"])
+def test_a_mask_that_is_changed_or_gone_is_seen(copied, part):
+    file = sorted(Path(part).iterdir())[0]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    assert failed(copied) == {"masks"}
+    file.unlink()
+    assert failed(copied) == {"masks"}
+
+
+def test_a_column_says_the_same_as_the_folder_and_a_coco_file_is_digested_with_what_it_names(copied):
+    Path("masks").mkdir()
+    Path("masks/one.png").write_bytes(b"1")
+    image = {"id": 1, "file_name": "images/00000.png", "height": 64, "width": 64}
+    annotation = {"image_id": 1, "category_id": 1, "mask_file": "masks/one.png"}
+    coco = {"categories": [{"id": 1, "name": "lesion"}], "images": [image], "annotations": [annotation]}
+    Path("coco.json").write_text(json.dumps(coco))
+    folder, named = masks(copied, "mask"), masks(copied, "coco.json")
+    Path("masks/one.png").write_bytes(b"2")
+    assert masks(copied, "coco.json") != named
+    assert masks(copied, None) == "none"
+    os.chdir("..")  # where no folder is called as the column
+    assert masks({**copied, "data": {**copied["data"], "manifest": "study/manifest.csv"}}, "mask") == folder
+
+
+def masks(plain, evidence):
+    data = {**plain["data"], "evidence": evidence}
+    return of_masks(Subject(Config.of({**plain, "data": data, "regions": {}}), Path("audit")))
+
+
+def test_another_source_of_the_model_is_seen_and_begins_another_audit(copied):
+    Path("quiverleaf.py").write_text(CODE + "# another\n")
+    assert failed(copied) == {"source"}
+    with pytest.raises(OutputError, match="another source"):
+        audit.run(copied, "audit")
+
+
+def test_the_source_of_a_module_is_its_file():
+    import camscope.phantom.shortcut as module
+
+    assert of_source("camscope.phantom.shortcut:shortcut_net") == of_bytes(module.__file__)
+    assert {of_source(one) for one in ("phantom", "resnet18", "timm:net", "no.such.module:net", "nowhere.py:net")} == {
+        "none"
+    }
+
+
+# What was declared, and what is not named
+
+
+def test_what_was_declared_before_stays_in_the_log(copied):
+    said = known()
+    assert (said["declarations"], said["declared_before_looking"]) == (1, True)
+    first = said["config_digest"]
+    light = {**copied, "skip": (*SKIP, "shortcut")}
+    made = audit.run({**light, "margins": {"effect": 0.2}}, "audit", overwrite=True)
+    said = known()
+    assert (said["declarations"], said["declared_before_looking"]) == (2, False)
+    assert provenance.declared(Path("audit")) == [first, said["config_digest"]]
+    assert "check" in said["stages"]
+    assert made.interventions().num_rows == 0
+    assert verified("audit").holds
+    log = Path("audit/log.jsonl").read_bytes()
+    audit.run({**light, "margins": {"effect": 0.2}}, "audit")
+    assert Path("audit/log.jsonl").read_bytes() == log
+
+
+def test_the_profile_research_names_no_file_though_it_has_no_folder(case):
+    folder, plain, made = case
+    for name in (plain["data"]["manifest"], plain["model"]["weights"], "quiverleaf"):
+        assert name.encode() not in (made / "provenance.json").read_bytes()
+    said = known(made)["config"]
+    assert said["model"]["source"] == "net"
+    assert said["model"]["weights"] == said["data"]["manifest"] == "a file"
+    clinical = {**plain, "report": {"profile": "clinical"}}
+    shown = provenance._discreet(Subject(Config.of(clinical), folder))
+    assert shown["model"]["source"] == "quiverleaf.py:net"
+
+
+# Its tables
+
+
+def test_failures_are_counted_by_record_and_interventions_are_a_table(copied):
+    made = audit.AuditRun("audit")
+    assert made.failures == 0
+    Path("audit/failures.csv").write_bytes('\ufeffid,stage,reason\r\n1,predict,"two\nlines"\r\n'.encode())
+    assert made.failures == 1
+    assert made.interventions().num_rows > 0
