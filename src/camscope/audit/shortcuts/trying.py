@@ -94,7 +94,15 @@ class Trying:
         without = self._pasted(receivers, own, [other for _, _, other in pairs])
         self._note(name, "insert", None, receivers, without, with_it)
         effect = self._effect(
-            lambda: insertion(name, without, with_it, self.spread, self._groups(receivers), donors=self._groups([donor for _, donor, _ in pairs]), **self.how)
+            lambda: insertion(
+                name,
+                without,
+                with_it,
+                self.spread,
+                self._groups(receivers),
+                donors=self._groups([donor for _, donor, _ in pairs]),
+                **self.how,
+            )
         )
         return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
 
