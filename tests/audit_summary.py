@@ -9,6 +9,7 @@ from camscope.audit.schema import (
     Count,
     Explain,
     Found,
+    Group,
     Intervention,
     Leak,
     Level,
@@ -76,7 +77,12 @@ def answers(finding, auroc):
         average_precision=num(auroc - 0.0134921, 0.0294, baseline=0.474359, name="prevalence"),
         brier=num(0.0913847, 0.0142, baseline=0.249342, name="the prevalence for all"),
         calibration_error=num(0.0427193, 0.0183, baseline=0.0, name="perfect"),
-        slope=0.913847, intercept=-0.084712,
+        slope=num(0.913847, 0.2113, baseline=1.0, name="perfect calibration"),
+        intercept=num(-0.084712, 0.1934, baseline=0.0, name="perfect calibration"),
+        groups=(
+            Group(column="site", level="A", positives=51, negatives=60, auroc=num(auroc - 0.071, 0.0417, n=111, groups=70)),
+            Group(column="site", level="C", positives=1, negatives=0, reason="too few patients, or images of one class only"),
+        ),
         bins=tuple(Bin(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n=n) for p, o, n in bins),
         levels=levels(values, MARGINS["auroc"]),
     )  # fmt: skip

@@ -129,6 +129,22 @@ class Bin(Part):
     n: int
 
 
+class Group(Part):
+    """A level of a subgroup by itself: what `Answers` says of all. `reason`: why there are no numbers."""
+
+    column: str
+    level: str
+    positives: int
+    negatives: int
+    auroc: Number = Number()
+    average_precision: Number = Number()
+    brier: Number = Number()
+    calibration_error: Number = Number()
+    slope: Number = Number()
+    intercept: Number = Number()
+    reason: str = ""
+
+
 class Answers(Part):
     """How well a finding is told from its absence."""
 
@@ -140,9 +156,10 @@ class Answers(Part):
     average_precision: Number
     brier: Number
     calibration_error: Number
-    slope: float | None
-    intercept: float | None
+    slope: Number
+    intercept: Number
     bins: tuple[Bin, ...]
+    groups: tuple[Group, ...] = ()
     levels: tuple[Level, ...]
 
 

@@ -1,7 +1,6 @@
 """predict: the model's answers, and how well they tell a finding from its absence, by subgroup too."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -9,11 +8,10 @@ from torch import Tensor
 
 from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.asking import gives_probabilities, logits_of, odds_of
-from camscope.audit.answers.calibration import Calibration, calibration
-from camscope.audit.answers.performance import auroc, average_precision
+from camscope.audit.answers.measuring import bins, by_group, measures
 from camscope.audit.answers.subgroups import levels
-from camscope.audit.numbers import number, rounded
-from camscope.audit.schema import Answers, Bin, Number, Predict
+from camscope.audit.numbers import rounded
+from camscope.audit.schema import Answers, Predict
 from camscope.audit.subject import Finding, Subject
 from camscope.batch.reading import Loaded
 from camscope.errors import (
@@ -23,9 +21,7 @@ from camscope.errors import (
     ModelError,
     NonFiniteError,
     TargetError,
-    UndefinedError,
 )
-from camscope.metrics import Estimate
 
 
 def predict(subject: Subject) -> Predict:
@@ -92,46 +88,20 @@ def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
     rows = [row for row in made.rows if truths[row] is not None]
     truth, answer = np.array([bool(truths[row]) for row in rows], np.bool_), np.array([odds[row] for row in rows])
     groups, config = [subject.patients[row] for row in rows], subject.config
-    how: Any = {"replicates": config.replicates, "seed": config.seed}
     if not 0 < truth.sum() < len(truth):
         raise InputError(
             f"of {len(truth)} labelled images {int(truth.sum())} have the finding {finding.name!r}: some with it and some "
             f"without are needed; is the label column right?"
         )
-    chance = 1 / (1 + np.exp(-answer))
-    judged = calibration(truth, chance, groups, log_odds=answer, **how)
+    found, judged = measures(subject, truth, answer, groups)
     values = dict(zip(rows, answer.tolist(), strict=True))
     return Answers(
         finding=finding.name,
         positives=int(truth.sum()),
         negatives=int((~truth).sum()),
         spread=rounded(made.spread(finding.name)) or 0.0,
-        auroc=_number(lambda: auroc(truth, answer, groups, **how), 0.5, "chance"),
-        average_precision=_number(
-            lambda: average_precision(truth, answer, groups, **how), float(truth.mean()), "prevalence"
-        ),
-        brier=number(judged.brier, float(truth.mean() * (1 - truth.mean())), "the prevalence for all"),
-        calibration_error=number(judged.error, judged.by_chance, "perfect calibration, by chance"),
-        slope=rounded(judged.slope.mean if judged.slope else None),
-        intercept=rounded(judged.intercept.mean if judged.intercept else None),
-        bins=tuple(_bins(judged)),
+        **found,
+        bins=tuple(bins(judged)),
+        groups=tuple(by_group(subject, rows, truth, answer)),
         levels=tuple(levels(subject, values, config.margins.auroc, truth={row: bool(truths[row]) for row in rows})),
     )
-
-
-def _number(estimate: Callable[[], Estimate], baseline: float, name: str) -> Number:
-    try:
-        return number(estimate(), baseline, name)
-    except UndefinedError as error:
-        return number(None, baseline, name, str(error))
-
-
-def _bins(judged: Calibration) -> Iterator[Bin]:
-    for one in judged.bins:
-        yield Bin(
-            predicted=rounded(one.probability) or 0.0,
-            observed=rounded(one.share) or 0.0,
-            low=rounded(one.low) or 0.0,
-            high=rounded(one.high) or 0.0,
-            n=one.n,
-        )
