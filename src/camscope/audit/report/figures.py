@@ -138,14 +138,25 @@ def _regions(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
         yield all_of.of(("Enrichment of the maps in regions", finding, method), how, partial(draw, baselines=True))
 
 
+KINDS = {
+    "insert": "What a region of an image with the finding adds, pasted in",
+    "remove": "What is lost without a region",
+    "keep only": "What is lost where only a region is left",
+}
+
+
 def _interventions(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
     every, margin = summary.shortcut.interventions, summary.margins.get("effect", 0.0)
     how = f"{DOT}; shaded: effects that were declared not to count"
     for finding in dict.fromkeys(one.finding for one in every):
-        own = [one for one in every if one.finding == finding]
-        rows = [Row(_done(one.kind, one.region, one.fill), one.effect) for one in own]
-        draw = partial(forest, rows=rows, axis="change of the log odds, in SD", band=(-margin, margin), line=0.0)
-        yield all_of.of(("What interventions do to the log odds", finding), how, draw)
+        for kind, words in KINDS.items():
+            own = [one for one in every if (one.finding, one.kind) == (finding, kind)]
+            rows = [Row(_done("", one.region, one.fill), one.effect) for one in own]
+            if rows:
+                draw = partial(
+                    forest, rows=rows, axis="change of the log odds, in SD", band=(-margin, margin), line=0.0
+                )
+                yield all_of.of((words, finding), how, draw)
 
 
 def _blanked(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
@@ -162,7 +173,7 @@ def _blanked(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
 
 
 def _done(kind: str, region: str, fill: str | None) -> str:
-    return f"{kind} {region}" + (f", {fill}" if fill else "")
+    return f"{kind} {region}".strip() + (f", {fill}" if fill else "")
 
 
 def _leaks(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
