@@ -527,7 +527,12 @@ def test_an_interrupted_run_leaves_nothing_half_written(here):
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
     command = [sys.executable, "-m", "camscope", "explain", "nodule.png", "-m", "slow.py:slow"]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
     ) as process:
         until = time.monotonic() + 60
         while not Path("started").exists() and time.monotonic() < until:
