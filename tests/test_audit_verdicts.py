@@ -1,5 +1,8 @@
 """The rules of verdicts, by numbers worked out by hand, and masses of maps in regions, by maps of few pixels."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -232,3 +235,8 @@ def test_the_hottest_tenth_is_counted_and_ties_in_expectation():
     heat[0, 5:] = 0
     assert sensitivity(heat, mask) == pytest.approx((4 + 4 * 5 / 95) / 8)  # five of the tenth are any of 95 equal ones
     assert np.isnan(sensitivity(np.ones((10, 10)), mask))
+
+
+def test_the_published_schema_is_that_of_the_summary():
+    file = Path(__file__).resolve().parents[1] / "docs" / "audit" / "summary.schema.json"
+    assert json.loads(file.read_text(encoding="utf-8")) == Summary.model_json_schema()
