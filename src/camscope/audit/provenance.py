@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def identity(subject: Subject) -> dict[str, str]:
     }
 
 
+@cache
 def code() -> str:
     """Of the source of camscope itself, 16 hex digits."""
     root, sha = Path(__file__).parents[1], hashlib.sha256()

@@ -100,7 +100,7 @@ def scenes(subject: Subject, rows: Sequence[int]) -> Scenes:
         regions = dict(_regions(subject, one, known, made))
         held += one.item.x.nbytes + sum(mask.nbytes for mask in (*evidence.values(), *regions.values()))
         if made.each and held > BUDGET:
-            made.left_out["they are more than fit into memory: others were drawn"] = len(drawn) - done + 1
+            made.left_out["they are more than fit into memory at once"] = len(drawn) - done + 1
             break
         made.each.append(Scene(one.row["row"], one.item.x, one.item.placement, regions, evidence))
     made.each.sort(key=lambda scene: scene.row)
@@ -152,7 +152,7 @@ def _regions(subject: Subject, one: Loaded, known: dict[str, Evidence], made: Sc
 def _tried(subject: Subject, name: str, made: Scenes, find: Callable[[], Mask], place: Placement | None) -> Mask | None:
     """On the model's input; None, with the reason noted, where there is none."""
     try:
-        carried = on_input(find(), place)
+        carried = on_input(find(), place, touching=True)  # of what is thin nothing is left to be seen
         if carried.any():
             return carried
         why = "none of it was shown to the model"

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from camscope.audit.shortcuts.regions.base import Bools, largest
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.geometry import Placement
+from camscope.measure.choosing.samples import on_input as middles
 
 
 def on_input(mask: NDArray[np.bool_], placement: Placement | None, *, touching: bool = False) -> Bools:
@@ -23,14 +24,10 @@ def on_input(mask: NDArray[np.bool_], placement: Placement | None, *, touching: 
         return given.copy()
     if given.shape != placement.image_size:
         raise GeometryError(f"a mask {given.shape} of an image {placement.image_size}: expected one size")
-    size = placement.input_size
-    found = np.zeros(size, np.bool_)
-    cells = np.floor(placement.to_image(np.indices(size).reshape(len(size), -1).T + 0.5)).astype(np.int64)
-    inside = ((cells >= 0) & (cells < given.shape)).all(1)
-    found.reshape(-1)[inside] = given[tuple(cells[inside].T)]
+    found = middles(given, placement)
     if touching:
         reached = np.floor(placement.to_input(np.argwhere(given) + 0.5)).astype(np.int64)
-        reached = reached[((reached >= 0) & (reached < size)).all(1)]
+        reached = reached[((reached >= 0) & (reached < found.shape)).all(1)]
         found[tuple(reached.T)] = True
     return found
 
