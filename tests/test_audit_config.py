@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +175,19 @@ def test_every_setting_stands_in_what_init_writes_and_those_that_are_comments_ar
 def test_names_that_are_no_words_do_not_break_what_init_writes(study):
     (study / "manifest.csv").write_text(ROWS.replace("who", '"a\nb\x7f"').replace("train", '"t\x7f"'))
     assert Config.parsed(init("manifest.csv", "net.py:net"), study).data.use == "valid"
+
+
+@pytest.mark.parametrize("package", ["pydantic", "pyarrow", "sklearn"])
+def test_whatever_is_missing_it_is_one_extra_that_brings_all(package, monkeypatch):
+    import importlib.util
+
+    import camscope.audit
+    from camscope.errors import MissingExtraError
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest)
+    )
+    source = Path(camscope.audit.__file__).read_text(encoding="utf-8")
+    with pytest.raises(MissingExtraError, match=rf"{package} is not installed; run: pip install \"camscope\[audit\]\""):
+        exec(compile(source, camscope.audit.__file__, "exec"), {"__name__": "camscope.audit"})

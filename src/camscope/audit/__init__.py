@@ -11,8 +11,12 @@ import importlib.util
 
 from camscope.errors import MissingExtraError
 
-if importlib.util.find_spec("pydantic") is None:
-    raise MissingExtraError("pydantic", "audit")
+if missing := [
+    name  # each brings some of an audit; the extra brings all
+    for name in ("pydantic", "pyarrow", "scipy", "sklearn", "skimage", "matplotlib", "jinja2")
+    if importlib.util.find_spec(name) is None
+]:
+    raise MissingExtraError(missing[0], "audit")
 
 from camscope.audit.audited import AuditRun, run
 from camscope.audit.config import Config
