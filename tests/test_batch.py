@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -603,3 +604,19 @@ def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
             each.setdefault(row["method"], []).append(row["seconds"])
     assert each["gradcam"] == each["layercam"]
     assert 0 < 2 * np.median(each["gradcam"]) < np.median(each["rise"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "many"),
+    [((3, 224, 224), 16), ((3, 512, 512), 16), ((1, 128, 128), 49), ((3, 64, 64), 64), ((1, 32, 32, 32), 24)],
+)
+def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
+    from camscope.batch.reading import Loaded
+    from camscope.batch.worker import Worker
+    from camscope.explainers.inputs import Item
+
+    tool = GradCAM(load_model("phantom"))
+    manifest = SimpleNamespace(images=None)
+    one = Loaded({}, None, Item(torch.zeros(shape), None, "", None, None))
+    assert Worker([tool], [None], manifest).at_once(one) == many
+    assert Worker([tool], [None], manifest, batch_size=5).at_once(one) == 5

@@ -79,6 +79,8 @@ class Placement:
 
     def on_image_of(self, size: Sequence[int]) -> Self:
         """The same place on the same image at another size."""
+        if tuple(size) == self.image_size:
+            return self
         size = _size(size, self._n)
         ratio = np.divide(size, self.image_size)[:, None]
         return type(self)(self.matrix * ratio, self.input_size, size)

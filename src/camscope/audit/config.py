@@ -181,7 +181,7 @@ class Config(_Part):
     seed: int = Field(default=0, ge=0)
     replicates: int = Field(default=2000, ge=200)
     fills: Annotated[tuple[Fill, ...], AfterValidator(_once)] = Field(default=FILLS, min_length=2)
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
     skip: tuple[Literal["localise", "faithfulness", "sanity", "robustness", "shortcut"], ...] = ()
     data: Data
     model: Model
@@ -225,6 +225,11 @@ class Config(_Part):
             where = ".".join(map(str, first["loc"])) or "the whole"
             words = str(first["msg"]).removeprefix("Value error, ")
             raise InputError(f"{name}: {where}: {words[0].lower()}{words[1:]}") from None
+
+    @property
+    def at_once(self) -> int:
+        """How many changed images share a pass."""
+        return self.batch_size or 16
 
     @property
     def digest(self) -> str:

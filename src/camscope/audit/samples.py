@@ -47,7 +47,7 @@ def _measured(
         preprocess=subject.tools[0].preprocess,
         tools=subject.tools,
         fills=config.fills,
-        batch_size=config.batch_size,
+        batch_size=config.at_once,
         told=subject.told,
     )
     return lines(subject, made, finding)

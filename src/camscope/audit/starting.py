@@ -78,7 +78,7 @@ HEAD = (
     "seed = 0",
     "# replicates = 2000  # of the bootstrap by patient, from which intervals come",
     f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
-    "# batch_size = 16  # images that the model is asked about at once; no result depends on it",
+    "# batch_size = 16  # images that the model is asked about at once, as they are: by default of small ones up to 64",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
     "",
 )

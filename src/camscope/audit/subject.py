@@ -227,7 +227,7 @@ class Subject:
                 and one.item is not None
                 and one.item.x.shape == batch[0].item.x.shape
             )
-            if batch and (not same or len(batch) == self.config.batch_size):
+            if batch and (not same or len(batch) == self.worker.at_once(one)):
                 yield batch
                 batch = []
             batch.append(one)

@@ -127,8 +127,9 @@ def written(
 def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Batch]:
     """Neighbours of one group, so many at a time as share a pass."""
     for _, group in groupby(images, worker.group):
-        while batch := list(islice(group, worker.batch_size)):
-            yield worker.collated(batch)
+        left = iter(group)
+        for first in left:
+            yield worker.collated([first, *islice(left, worker.at_once(first) - 1)])
 
 
 def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:

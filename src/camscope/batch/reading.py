@@ -4,8 +4,9 @@ import errno
 import hashlib
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from camscope.images.private import unquoted
 from camscope.images.sources import selected
 
 Row = Mapping[str, Any]
+TOGETHER = 4  # images
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,17 @@ class Loaded:
 def loaded(
     manifest: Manifest, rows: Iterable[Row], read: Callable[[Any], Item], threads: int
 ) -> Generator[Loaded, None, None]:
-    """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads."""
-    return in_order(lambda row: _load(manifest, row, read), rows, threads, ahead=4 * threads)
+    """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads.
+
+    A thread is given a few at a time: to hand over one costs as much as to open a small file.
+    """
+    left = iter(rows)
+    some = iter(lambda: list(islice(left, TOGETHER)), [])
+    with closing(
+        in_order(lambda few: [_load(manifest, row, read) for row in few], some, threads, ahead=threads)
+    ) as each:
+        for few in each:
+            yield from few
 
 
 def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:

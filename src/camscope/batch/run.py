@@ -41,7 +41,7 @@ def run_batch(
     targets: Sequence[Question] = (None,),
     *,
     root: str | Path | None = None,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     threads: int | None = None,
     chunk: int = CHUNK,
     shard: tuple[int, int] = (0, 1),
@@ -63,7 +63,8 @@ def run_batch(
 
     `source`, `root`: see `manifest_of`. `targets`: for each image, unless its row has a target of its own. Killed at any
     instant and started again with the same arguments, it goes on where it was; with others it is an OutputError that names
-    the difference, unless `overwrite`. `batch_size`: images in one pass; `threads`: that read images meanwhile;
+    the difference, unless `overwrite`. `batch_size`: images in one pass, see
+    `Worker`; `threads`: that read images meanwhile;
     `chunk`: images in a part; `shard`: (i, n), the i-th of n processes that share the work; `max_failures`: how many images
     may fail before a RunError; `told`: called with the outcome so far. `reduced`: decode a
     large JPEG at a half, a quarter or an eighth, four times what the preprocessing resizes it to at least: five times as fast

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ from camscope.targets import Question
 OF_THE_RUN = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that every image would have
 
 
+PIXELS = 16 * 224 * 224  # of the images of a pass, where nobody says how many there are
+LEAST, MOST = 16, 64  # such images
+
+
 @dataclass(frozen=True)
 class Batch:
     """Images that share a pass, with their inputs `x` (N,C,*S), in memory from which a GPU takes them; None: unread ones."""
@@ -47,6 +52,7 @@ class Batch:
 class Worker:
     """Explainers of one model, the questions for images whose row asks none, and what goes along.
 
+    `batch_size`: images in one pass; None: 16, and of images smaller than 224 x 224 as many as have as many pixels, up to 64.
     `reduced`: a large JPEG is decoded at a half, a quarter or an eighth, four times what it is resized to at least.
     `pictures`: how overlays are drawn, if they are. `window`: of scans, see `read_scan`; `allow_pixels`: scans are drawn on
     although text may be part of their picture.
@@ -55,7 +61,7 @@ class Worker:
     tools: Sequence[Explainer]
     targets: Sequence[Question]
     manifest: Manifest
-    batch_size: int = 16
+    batch_size: int | None = None
     reduced: bool = False
     pictures: Pictures | None = None
     window: Any = None
@@ -67,6 +73,11 @@ class Worker:
             known(self.tools[0].preprocess, "the images")
         if self.reduced:
             expect_reducible(self.tools[0])
+
+    @cached_property
+    def digits(self) -> str:
+        """Of the model, which stays as it is while the run goes on."""
+        return digest(unwrap(self.tools[0].model))
 
     def read(self, source: Any) -> Item:
         """A file's bytes, or an image of a dataset, as the model takes it, in memory; with a picture only if it is drawn on."""
@@ -83,6 +94,12 @@ class Worker:
         """Images of one group share their passes: of one size, asked as many questions, by themselves or by the run."""
         own = one.row.get("target") is not None
         return None if one.item is None else (tuple(one.item.x.shape), own)
+
+    def at_once(self, one: Loaded) -> int:
+        """How many images like this one share a pass."""
+        if one.item is None:
+            return LEAST
+        return self.batch_size or min(MOST, max(LEAST, PIXELS // max(1, one.item.x[0].numel())))
 
     def collated(self, images: Sequence[Loaded]) -> Batch:
         """Images of one group as a batch."""
@@ -121,9 +138,8 @@ class Worker:
         clock = Clock()
         runs = run(self.tools, x.to(*home(model), non_blocking=True), questions, watch=clock, warn=False)
         seconds = [clock.of(tool) / (len(images) * len(questions)) for tool in self.tools]
-        digits = digest(model)
         made = [
-            explanations(tool, items, made, q, digits)
+            explanations(tool, items, made, q, self.digits)
             for q in range(len(questions))
             for tool, made in zip(self.tools, runs, strict=True)
         ]

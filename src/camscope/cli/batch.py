@@ -52,7 +52,10 @@ def run(
         bool,
         typer.Option("--reduced", help="Decode large JPEGs smaller: about five times as fast, maps nearly the same."),
     ] = False,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images in one pass.")] = 16,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, help="Images in one pass; default: 16, of small images up to 64."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="That read images, in each process; default: one a core of its.")
     ] = None,

@@ -4,9 +4,11 @@ import hashlib
 import platform
 import re
 from collections.abc import Mapping
+from math import isnan
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from camscope.explanation import ClassScore
 from camscope.targets import Score
@@ -16,16 +18,21 @@ TOP = 5
 WORD = re.compile(r"[\w+-]{1,40}")  # of a setting: no path, and no name of a file
 
 
-def answered(score: Score, i: int) -> dict[str, Any]:
-    """Question and answer of sample i, as an Explanation has them: target, label, score, probability, top."""
-    index, values, chances = score.class_of(i), score.values, score.chances(i)
-    return {
-        "target": index,
-        "label": score.label_of(i),
-        "score": float(values[i]) if values is not None else float("nan"),
-        "probability": None if index is None else chances[index],
-        "top": _top(score, i, chances),
-    }
+def answered(score: Score, samples: int) -> list[dict[str, Any]]:
+    """Question and answer of each sample, as an Explanation has them: target, label, score, probability, top."""
+    values = [float("nan")] * samples if score.values is None else score.values.tolist()
+    chances, asked = score.chances(), [score.class_of(i) for i in range(samples)]
+    tops = _tops(score, samples, chances)
+    return [
+        {
+            "target": index,
+            "label": score.label_of(i),
+            "score": values[i],
+            "probability": None if index is None or chances is None else _known(float(chances[i, index])),
+            "top": tops[i],
+        }
+        for i, index in enumerate(asked)
+    ]
 
 
 def versions() -> dict[str, str]:
@@ -56,9 +63,18 @@ def _digested(value: Any) -> str:
     return f"{type(value).__name__} {hashlib.sha256(in_words(value).encode()).hexdigest()[:8]}"
 
 
-def _top(score: Score, i: int, chances: list[float | None]) -> tuple[ClassScore, ...]:
+def _tops(score: Score, samples: int, chances: Tensor | None) -> list[tuple[ClassScore, ...]]:
+    """[sample]: the leading classes; read off all samples at once, as a tensor's single values are slow to read."""
     if score.logits is None:
-        return ()
-    logits = score.logits[i].double().cpu()
-    best = logits.topk(min(TOP, len(logits))).indices.tolist()
-    return tuple(ClassScore(k, score.name_of(k), float(logits[k]), chances[k]) for k in best)
+        return [()] * samples
+    best = score.logits.double().topk(min(TOP, score.logits.shape[1]), 1)
+    shares = torch.full_like(best.values, torch.nan) if chances is None else chances.gather(1, best.indices)
+    each = zip(*(part.tolist() for part in (best.indices, best.values, shares)), strict=True)
+    return [
+        tuple(ClassScore(k, score.name_of(k), value, _known(share)) for k, value, share in zip(*row, strict=True))
+        for row in each
+    ]
+
+
+def _known(chance: float) -> float | None:
+    return None if isnan(chance) else chance

@@ -59,13 +59,13 @@ def explanations(tool: Method, items: Sequence[Item], made: Run, which: int, dig
     score, maps = made.scores[which].on_cpu(), made.maps[which]
     heat, error = maps.heat.cpu().numpy(), None if maps.error is None else maps.error.cpu().numpy()
     measures = {name: values.tolist() for name, values in maps.measures.items()}
-    status, settings, under = statuses(maps), tool.parameters, versions()
+    status, settings, under, said = statuses(maps), tool.parameters, versions(), answered(score, len(items))
     return [
         Explanation(
             heat=heat[i].copy(),
             error=None if error is None else error[i].copy(),
             method=tool.title,
-            **answered(score, i),
+            **said[i],
             layer=maps.layer,
             layout=str(maps.layout) if maps.layout else None,
             input_size=tuple(item.x.shape[1:]),

@@ -98,6 +98,8 @@ def remarks(data: bytes, name: str) -> tuple[str, ...]:
     """What is odd about the bytes of a file that can be read: a suffix of another format, frames that were not read."""
     from PIL import Image
 
+    if _plain(data, Path(name).suffix.lower()):
+        return ()
     with _told(name), silent(), Image.open(io.BytesIO(data)) as image:
         suffix, found = Path(name).suffix.lower(), "JPEG" if image.format == "MPO" else str(image.format)
         named = Image.registered_extensions().get(suffix, found)
@@ -107,6 +109,13 @@ def remarks(data: bytes, name: str) -> tuple[str, ...]:
         ):  # a phone's photograph has a second one inside
             odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
         return tuple(odd)
+
+
+def _plain(data: bytes, suffix: str) -> bool:
+    """Whether it is the usual photograph by its first bytes, so that it need not be opened: a PNG tells an animation early."""
+    if suffix in {".jpg", ".jpeg"}:
+        return data.startswith(b"\xff\xd8\xff")
+    return suffix == ".png" and data.startswith(b"\x89PNG\r\n\x1a\n") and b"acTL" not in data[: data.find(b"IDAT")]
 
 
 @contextmanager

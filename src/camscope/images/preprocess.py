@@ -1,7 +1,8 @@
 """The way from a photograph into a model, which knows where each input pixel came from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -77,16 +78,12 @@ class Preprocess:
         image = Image.fromarray(pixels)
         if self.channels == 1:
             image = image.convert("L")
-        place = Placement.identity(pixels.shape[:2])
-        if self.resize is not None:
-            size = self.resized(place.input_size)
-            image = image.resize(size[::-1], Image.Resampling[self.interpolation.upper()])
-            place = place.resized(size)
-        if self.crop is not None:
-            size = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
-            start = [self._margin(have - want) for have, want in zip(place.input_size, size, strict=True)]
-            image = self._cropped(image, start, size)
-            place = place.cropped(start, size)
+        height, width = pixels.shape[:2]
+        resized, start, place = _way(self, (height, width))
+        if resized is not None:
+            image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
+        if start is not None:
+            image = self._cropped(image, start, place.input_size)
         return self._normalised(image), place
 
     def resized(self, size: tuple[int, ...]) -> tuple[int, int]:
@@ -109,7 +106,7 @@ class Preprocess:
         plane = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
         if plane.shape[0] != self.channels:
             raise PreprocessError(f"a tensor of shape {tuple(tensor.shape)}; expected {self.channels} channels")
-        values = (plane * self._column(self.std).double() + self._column(self.mean).double()) / self.scale
+        values = (plane * _column(self.std).double() + _column(self.mean).double()) / self.scale
         picture = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
         return np.array(picture.permute(1, 2, 0).numpy(), order="C")
 
@@ -159,10 +156,11 @@ class Preprocess:
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
 
-    def _cropped(self, image: "Image", start: list[int], size: tuple[int, int]) -> "Image":
+    def _cropped(self, image: "Image", start: Sequence[int], size: Sequence[int]) -> "Image":
         from PIL import Image
 
-        canvas = Image.new(image.mode, size[::-1], self.fill if self.channels == 3 else self.fill[0])
+        height, width = size
+        canvas = Image.new(image.mode, (width, height), self.fill if self.channels == 3 else self.fill[0])
         canvas.paste(image, (-start[1], -start[0]))
         return canvas
 
@@ -170,10 +168,26 @@ class Preprocess:
         values = torch.from_numpy(np.array(image)).reshape(image.height, image.width, self.channels).permute(2, 0, 1)
         # divided, not multiplied, as torchvision does: the same last bit
         scaled = values.to(torch.float32, memory_format=torch.contiguous_format).div_(1 / self.scale)
-        return scaled.sub_(self._column(self.mean)).div_(self._column(self.std))
+        return scaled.sub_(_column(self.mean)).div_(_column(self.std))
 
-    def _column(self, values: tuple[float, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32)[:, None, None]
+
+@lru_cache(maxsize=256)
+def _way(steps: Preprocess, size: tuple[int, int]) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
+    """Of an image (H,W): what it is resized to, where its crop starts, and where the input then lies; many are of one size."""
+    place, resized, start = Placement.identity(size), None, None
+    if steps.resize is not None:
+        resized = steps.resized(size)
+        place = place.resized(resized)
+    if steps.crop is not None:
+        side = (steps.crop, steps.crop) if isinstance(steps.crop, int) else steps.crop
+        start = [steps._margin(have - want) for have, want in zip(place.input_size, side, strict=True)]
+        place = place.cropped(start, side)
+    return resized, start, place
+
+
+@lru_cache(maxsize=64)
+def _column(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
 PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, **IMAGENET}}

@@ -223,14 +223,16 @@ class Score:
         first, second = self._pairs[sample].tolist()
         return first, second if second >= 0 else None
 
-    def chances(self, sample: int) -> list[float | None]:
-        """(K,): probability of each class: the softmax of logits, an output of probabilities as it is, else None."""
+    def chances(self) -> Tensor | None:
+        """(N,K): probability of each class: the softmax of logits, an output of probabilities as it is, else NaN.
+
+        None of a callable target and where there is one output.
+        """
         if self.logits is None or self.logits.shape[1] == 1:
-            return [None] * (0 if self.logits is None else 1)
-        row = self.logits[sample].double()
-        if bool((row < 0).any() | (row > 1).any()):
-            return list(row.softmax(0).tolist())
-        return list(row.tolist()) if abs(float(row.sum()) - 1) < 1e-3 else [None] * len(row)
+            return None
+        rows = self.logits.double()
+        scores, whole = ((rows < 0) | (rows > 1)).any(1, keepdim=True), (rows.sum(1, keepdim=True) - 1).abs() < 1e-3
+        return torch.where(scores, rows.softmax(1), torch.where(whole, rows, torch.nan))
 
     def name_of(self, index: int) -> str:
         """Category of a class, or `class 3` where categories are not known."""

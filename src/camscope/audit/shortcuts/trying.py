@@ -157,7 +157,7 @@ class Trying:
         return [self.subject.patients[one.row] for one in rows]
 
     def _pasted(self, receivers: Sequence[Scene], masks: Sequence[Any], donors: Sequence[Scene]) -> Array:
-        found, size = [], self.subject.config.batch_size
+        found, size = [], self.subject.config.at_once
         for start in range(0, len(receivers), size):
             part = slice(start, start + size)
             x = torch.stack([one.x for one in receivers[part]])
@@ -168,7 +168,7 @@ class Trying:
 
     def _asked(self, there: Sequence[Scene], change: Change, name: str) -> Array:
         """(N,) log odds of changed images."""
-        found, size = [], self.subject.config.batch_size
+        found, size = [], self.subject.config.at_once
         for start in range(0, len(there), size):
             part = list(there[start : start + size])
             x = torch.stack([one.x for one in part])
