@@ -29,22 +29,26 @@ Lines = Mapping[str, Sequence[Line]]
 
 @dataclass(frozen=True)
 class Results:
-    """Of one model: tables of all photographs and of the slow methods' few, which these are, and what each method costs."""
+    """Of one model: tables of all photographs and of the slow methods' few, which these are, and what each method costs.
 
-    tables: Sequence[pa.Table]
-    few: Sequence[pa.Table]
-    numbers: Sequence[int]
+    `fewer`: the settings of methods that have fewer passes than they come with.
+    """
+
+    tables: Mapping[str, pa.Table]
+    samples: Mapping[str, Sequence[int]]
     prices: Mapping[str, tuple[float, str]]
+    fewer: Mapping[str, Mapping[str, Any]]
 
     def parts(self) -> dict[str, pa.Table]:
-        """[part of the page]: its table in long form. The controls are those of the first table, and never another's."""
-        first, *others = (table.filter(pc.field("metric").isin(FIRST)) for table in self.tables)
-        whole = pa.concat_tables([first, *map(methods_only, others)])
-        known = first.filter(pc.field("row").isin(self.numbers))
-        known = known.filter(pc.field("control") | (pc.field("method") == BESIDE))
-        few = (table.filter(pc.field("metric").isin(FIRST)) for table in self.few)
-        slow = pa.concat_tables([known, *map(methods_only, few)])
-        return {"all": whole, "off-centre": whole.filter(~pc.field("centre_in_box")), "slow": slow}
+        """[part of the page]: its table in long form. The controls are those of all photographs, and never a run's own."""
+        whole = self.tables["all"]
+        known = whole.filter(pc.field("control") | (pc.field("method") == BESIDE))
+        few = {
+            part: pa.concat_tables([known.filter(pc.field("row").isin(rows)), methods_only(self.tables[part])])
+            for part, rows in self.samples.items()
+            if self.tables[part].num_rows
+        }
+        return {"all": whole, "off-centre": whole.filter(~pc.field("centre_in_box")), **few}
 
 
 def methods_only(table: pa.Table) -> pa.Table:
@@ -68,7 +72,7 @@ def page(results: Mapping[str, Results]) -> str:
         }
         gaps = {part: beside(table) for part, table in tables.items()}
         numbers |= {(model, part, method, "gap"): text for part, own in gaps.items() for method, text in own.items()}
-        parts += [f"## {TITLES[model]}\n", *sections(model, every, found.prices, gaps), left_out(found)]
+        parts += [f"## {TITLES[model]}\n", *sections(model, every, found, gaps), left_out(found)]
     preface = PREFACE.format(processor=here["processor"], torch=here["torch"])
     said = NAMED.sub(lambda one: numbers[one.groups()], CONCLUSIONS)
     return "\n".join([preface, said, *parts])
@@ -77,17 +81,18 @@ def page(results: Mapping[str, Results]) -> str:
 def sections(
     model: str,
     every: Mapping[str, Lines],
-    prices: Mapping[str, tuple[float, str]],
+    found: Results,
     gaps: Mapping[str, Mapping[str, str]],
 ) -> Iterator[str]:
     """A heading, a table and a figure for each part."""
     for part, lines in every.items():
         images = max(line.estimate.n for line in lines[FIRST[0]] if line.estimate)
-        seconds = {name: words for name, (_, words) in prices.items()}
-        more = {f"{PAIRED} less Grad-CAM's": gaps[part], **({"passes": passes()} if part == "slow" else {})}
+        seconds = {name: words for name, (_, words) in found.prices.items()}
+        slow = part in found.samples
+        more = {f"{PAIRED} less Grad-CAM's": gaps[part], **({"passes": passes(found.fewer)} if slow else {})}
         more |= {"seconds": seconds}
-        title = "Slow methods" if part == "slow" else part.capitalize()
-        yield f"### {title}: {images} photographs\n\n{SLOW if part == 'slow' else ''}{table(lines, more)}\n"
+        title = f"{part.capitalize()} methods" if slow else part.capitalize()
+        yield f"### {title}: {images} photographs\n\n{SLOW.get(part, '')}{table(lines, more)}\n"
         file = f"{model}-{part}.png"
         (FIGURES / file).write_bytes(drawn({one: lines[one] for one in FIRST[:3]}, ".png"))
         yield f"![{TITLES[model]}, {title.lower()}: means and intervals](leaderboard/{file})\n"
@@ -130,24 +135,29 @@ def beside(table: pa.Table) -> dict[str, str]:
     }
 
 
-def passes() -> dict[str, str]:
-    """[method]: how often it asks the model, forwards and back, with the numbers that its settings have by default."""
+def passes(fewer: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """[method]: how often it asks the model, forwards and back, with the numbers that its settings have, and the others."""
     found = {}
     for name, tool in METHODS.items():
-        forwards, backwards = (in_numbers(words, tool) for words in (tool.forwards, tool.backwards))
+        settings = fewer.get(name, {})
+        forwards, backwards = (in_numbers(words, tool, settings) for words in (tool.forwards, tool.backwards))
         found[name] = forwards if backwards == "0" else f"{forwards}, {backwards} back"
+        if settings:
+            others = ", ".join(f"`{name}={value!r}`" for name, value in settings.items())
+            found[name] += f"; {others}"
     return found
 
 
-def in_numbers(words: str, tool: type[Any]) -> str:
+def in_numbers(words: str, tool: type[Any], settings: Mapping[str, Any]) -> str:
     """`1 + samples` -> `1 + 4000`"""
-    usual = {name: one.default for name, one in signature(tool).parameters.items() if type(one.default) is int}
-    return re.sub(r"[a-z]\w*", lambda one: str(usual.get(one.group(), one.group())), words)
+    usual = {name: settings.get(name, one.default) for name, one in signature(tool).parameters.items()}
+    known = {name: value for name, value in usual.items() if type(value) is int}
+    return re.sub(r"[a-z]\w*", lambda one: str(known.get(one.group(), one.group())), words)
 
 
 def left_out(found: Results) -> str:
     """The methods that are in no table, and why."""
-    there = {name for table in (*found.tables, *found.few) for name in pc.unique(table["method"]).to_pylist()}
+    there = {name for table in found.tables.values() for name in pc.unique(table["method"]).to_pylist()}
     missing = {name: one for name, one in found.prices.items() if name not in there}
     dear = {name for name, (seconds, words) in missing.items() if isfinite(seconds) or words.startswith("more than")}
     said = "; ".join(f"`{name}` ({missing[name][1]})" for name in missing if name not in dear)

@@ -41,7 +41,13 @@ Differences to Grad-CAM are of the same photographs, each for itself: their inte
   is {resnet18/slow/gradcam/average-precision} and {deit_tiny/slow/gradcam/average-precision}.
 """
 
-SLOW = """Drawn once from all; Grad-CAM and the controls are measured on the same ones. Every method has the passes of its
-defaults.
+DRAWN = """Drawn once from all; Grad-CAM and the controls are measured on the same ones. """
+SLOW = {
+    "slow": f"""{DRAWN}Every method has the passes of its defaults.
 
-"""
+""",
+    "slowest": f"""{DRAWN}Those that would take minutes a photograph have fewer
+passes than they come with, or bfloat16, and the column of passes says so: with more their maps are less noisy.
+
+""",
+}

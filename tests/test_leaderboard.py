@@ -4,6 +4,7 @@ import importlib
 import signal
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,7 +49,8 @@ def results():
         "cam": (float("inf"), "no such layer"),
     }
     known = {"xrai": (9.5, "9.50"), "gradcam": (0.1, "0.06"), "saliency": (0.1, "0.12")}
-    return board.Results([quick], [slow], [1, 3], {**known, **found})
+    tables = {"all": quick, "slow": slow, "slowest": slow.slice(0, 0)}
+    return board.Results(tables, {"slow": [1, 3], "slowest": [1]}, {**known, **found}, {"rise": {"samples": 10}})
 
 
 def test_every_method_that_is_no_control_is_either_quick_or_slow_and_none_is_both():
@@ -56,6 +58,10 @@ def test_every_method_that_is_no_control_is_either_quick_or_slow_and_none_is_bot
     assert sorted(named) == sorted({*named} | {name for name, kind in METHODS.items() if not kind.control})
     assert len(set(leaderboard.FEW)) == 20
     assert set(leaderboard.FEW) <= set(range(100))
+    assert {*leaderboard.SAMPLES["slowest"]} < {*leaderboard.SAMPLES["slow"]}
+    assert all(
+        setting in signature(METHODS[name]).parameters for name, own in leaderboard.FEWER.items() for setting in own
+    )
 
 
 def test_slow_methods_stand_beside_grad_cam_and_the_controls_on_the_same_photographs():
@@ -73,7 +79,7 @@ def test_slow_methods_stand_beside_grad_cam_and_the_controls_on_the_same_photogr
 def test_a_number_in_the_words_is_looked_up_in_the_tables():
     named = board.NAMED.findall(board.CONCLUSIONS)
     assert board.CONCLUSIONS.count("{") == len(named) > 0
-    assert {part for _, part, _, _ in named} <= {"all", "off-centre", "slow"}
+    assert {part for _, part, _, _ in named} <= {"all", "off-centre", *leaderboard.SAMPLES}
     assert {metric for *_, metric in named} <= {*board.FIRST, "gap"}
 
 
@@ -85,9 +91,11 @@ def test_what_is_in_no_table_is_named_with_the_reason_or_the_price():
 
 
 def test_passes_have_the_numbers_of_the_defaults():
-    assert board.passes()["rise"] == "1 + 4000"
-    assert board.passes()["xrai"] == "1 + 2 x (1 + 50), 2 x 50 back"
-    assert board.passes()["ablationcam"] == METHODS["ablationcam"].forwards
+    passes = board.passes({"hsic": {"samples": 10, "precision": "bf16"}})
+    assert passes["rise"] == "1 + 4000"
+    assert passes["xrai"] == "1 + 2 x (1 + 50), 2 x 50 back"
+    assert passes["ablationcam"] == METHODS["ablationcam"].forwards
+    assert passes["hsic"] == "1 + 10; `samples=10`, `precision='bf16'`"
 
 
 def test_a_price_is_measured_or_reckoned_from_the_steps_before_it_was_stopped():
