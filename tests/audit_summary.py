@@ -49,12 +49,12 @@ def num(value, spread=None, n=312, groups=187, baseline=None, name="", p=None, r
     )  # fmt: skip
 
 
-def levels(values, margin):
+def levels(finding, values, margin):
     made = []
     for (column, level), (value, difference, word) in values.items():
         made.append(
             Level(
-                column=column, level=level, value=num(value, 0.0417, n=96, groups=61),
+                finding=finding, column=column, level=level, value=num(value, 0.0417, n=96, groups=61),
                 difference=num(difference, 0.0329, n=312, groups=187, p=0.0004 if word == "different" else 0.412),
                 word=word, margin=margin,
             )
@@ -84,7 +84,7 @@ def answers(finding, auroc):
             Group(column="site", level="C", positives=1, negatives=0, reason="too few patients, or images of one class only"),
         ),
         bins=tuple(Bin(predicted=p, observed=o, low=max(0, o - 0.09), high=min(1, o + 0.08), n=n) for p, o, n in bins),
-        levels=levels(values, MARGINS["auroc"]),
+        levels=levels(finding, values, MARGINS["auroc"]),
     )  # fmt: skip
 
 
@@ -127,7 +127,11 @@ def localise(findings):
             better="less",
         )
     values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
-    return Measured(images=148, lines=tuple(found), levels=levels(values, MARGINS["mass"]))
+    return Measured(
+        images=148,
+        lines=tuple(found),
+        levels=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass"])),
+    )
 
 
 def faithfulness(findings):

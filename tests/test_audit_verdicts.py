@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from audit_summary import full, num
+from audit_summary import full, levels, num
 from camscope.audit.schema import Blanked, Intervention, Number, Randomised, Similarity, Summary
 from camscope.audit.shortcuts.masses import sensitivity, share
 from camscope.audit.verdicts import beyond, verdicts
@@ -240,3 +240,29 @@ def test_the_hottest_tenth_is_counted_and_ties_in_expectation():
 def test_the_published_schema_is_that_of_the_summary():
     file = Path(__file__).resolve().parents[1] / "docs" / "audit" / "summary.schema.json"
     assert json.loads(file.read_text(encoding="utf-8")) == Summary.model_json_schema()
+
+
+def test_subgroups_are_judged_finding_by_finding():
+    made = full()
+    both = made.resolve.findings
+    apart, alike = (
+        {("site", "A against B"): (0.9, 0.8, "different")},
+        {("site", "A against B"): (0.9, 0.0, "equivalent")},
+    )
+    effects = [
+        level.model_copy(update={"region": region})
+        for finding, region, values in [
+            (both[0], "marker", alike),
+            (both[0], "border", apart),
+            (both[1], "marker", apart),
+        ]
+        for level in levels(finding, values, 0.1)
+    ]
+    summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"levels": tuple(effects)})})
+    found = [(one.finding, one.subject, one.word) for one in told(summary, "shortcut by subgroup")]
+    assert found == [
+        (both[0], "site, effect of marker", "supported"),
+        (both[0], "site, effect of border", "not supported"),
+        (both[1], "site, effect of marker", "not supported"),
+    ]
+    assert {one.finding for one in told(summary, "localisation by subgroup")} == set(both)

@@ -109,8 +109,13 @@ class Resolve(Stage):
 
 
 class Level(Part):
-    """A level of a subgroup: its value, and its difference to the others, judged against the margin."""
+    """A level of a subgroup: its value for a finding, and its difference to the others, judged against the margin.
 
+    `region`: whose effect on the answer it is; "": none's.
+    """
+
+    finding: str
+    region: str = ""
     column: str
     level: str
     value: Number

@@ -95,10 +95,17 @@ def _answers(summary: Summary) -> Iterator[Verdict]:
             "performance", claim, one.finding, beyond(one.auroc, margin), one.auroc, "performance", ABOVE,
             good=True, margin=margin,
         )  # fmt: skip
-        for column in dict.fromkeys(level.column for level in one.levels):
-            own = [level for level in one.levels if level.column == column]
+        for (_, _, column), own in _together(one.levels).items():
             claim = f"It tells {one.finding} equally well whatever the {column}."
             yield _equal("performance by subgroup", claim, one.finding, own, "performance", column)
+
+
+def _together(levels: Iterable[Level]) -> dict[tuple[str, str, str], list[Level]]:
+    """[finding, region, column]: its levels."""
+    made: dict[tuple[str, str, str], list[Level]] = {}
+    for one in levels:
+        made.setdefault((one.finding, one.region, one.column), []).append(one)
+    return made
 
 
 def _equal(question: str, claim: str, finding: str, own: Sequence[Level], section: str, column: str) -> Verdict:
@@ -135,11 +142,9 @@ def _shortcuts(summary: Summary) -> Iterator[Verdict]:
         for region in _regions(summary):
             claim = f"The answer for {finding} relies on {_named(region)}."
             yield _reliance(summary, finding, region, claim, "shortcut", good=False)
-    for column in dict.fromkeys(level.column for level in summary.shortcut.levels):
-        own = [level for level in summary.shortcut.levels if level.column == column]
-        place, _, region = column.partition(", effect of ")
-        claim = f"What {_named(region)} adds to the answer is the same whatever the {place}."
-        yield _equal("shortcut by subgroup", claim, summary.resolve.findings[0], own, "shortcut", column)
+    for (finding, region, column), own in _together(summary.shortcut.levels).items():
+        claim = f"What {_named(region)} adds to the answer for {finding} is the same whatever the {column}."
+        yield _equal("shortcut by subgroup", claim, finding, own, "shortcut", f"{column}, effect of {region}")
 
 
 def _regions(summary: Summary) -> list[str]:
@@ -248,9 +253,8 @@ def _localised(summary: Summary) -> Iterator[Verdict]:
                 "localisation", claim, finding, found, one.value, "localisation", OVER, good=True, margin=margin,
                 subject=one.method,
             )  # fmt: skip
-        for column in dict.fromkeys(level.column for level in summary.localise.levels):
-            levels = [level for level in summary.localise.levels if level.column == column]
-            if finding == summary.resolve.findings[0]:
+        for (whose, _, column), levels in _together(summary.localise.levels).items():
+            if whose == finding:
                 claim = f"Maps lie on {finding} to the same extent whatever the {column}."
                 yield _equal("localisation by subgroup", claim, finding, levels, "localisation", column)
 

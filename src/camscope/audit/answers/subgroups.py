@@ -1,21 +1,27 @@
 """subgroups: a number held against itself, level by level of the columns that were named."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from camscope.audit.answers.contrasts import Contrast, contrast, contrast_aurocs
 from camscope.audit.numbers import number, rounded
 from camscope.audit.schema import Level
-from camscope.audit.subject import Subject
+from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
 
 
 def levels(
-    subject: Subject, values: Mapping[int, float], margin: float, truth: Mapping[int, bool] | None = None
+    subject: Subject,
+    finding: Finding,
+    values: Mapping[int, float],
+    margin: float,
+    truth: Mapping[int, bool] | None = None,
+    region: str = "",
 ) -> Iterator[Level]:
     """Row -> number: the mean of each level against the others'; with a `truth`, the AUROC of the numbers."""
-    rows = sorted(values)
+    rows, about = sorted(values), {"finding": finding.name, "region": region, "margin": margin}
     for column in subject.config.data.subgroups:
         said = subject.column(column)
         try:
@@ -24,9 +30,9 @@ def levels(
             )
         except UndefinedError as error:
             found = ()
-            yield _open(column, "", str(error), margin)
+            yield _open(column, "", str(error), about)
         for one in found:
-            yield _of(column, one, margin)
+            yield _of(column, one, about)
 
 
 def _level(said: object) -> str | None:
@@ -48,10 +54,10 @@ def _contrasts(
     return contrast_aurocs(known, values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
 
 
-def _of(column: str, one: Contrast, margin: float) -> Level:
+def _of(column: str, one: Contrast, about: Mapping[str, Any]) -> Level:
     level = str(one.level) if one.against is None else f"{one.level} against {one.against}"
     if one.difference is None or one.word is None:
-        return _open(column, level, one.reason, margin)
+        return _open(column, level, one.reason, about)
     difference = number(one.difference, 0.0, "no difference")
     return Level(
         column=column,
@@ -61,10 +67,10 @@ def _of(column: str, one: Contrast, margin: float) -> Level:
         ),
         difference=difference.model_copy(update={"p": rounded(one.p)}),
         word=one.word,
-        margin=margin,
+        **about,
     )
 
 
-def _open(column: str, level: str, reason: str, margin: float) -> Level:
+def _open(column: str, level: str, reason: str, about: Mapping[str, Any]) -> Level:
     nothing = number(None, reason=reason)
-    return Level(column=column, level=level, value=nothing, difference=nothing, word="not testable", margin=margin)
+    return Level(column=column, level=level, value=nothing, difference=nothing, word="not testable", **about)

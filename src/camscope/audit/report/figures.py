@@ -95,8 +95,9 @@ def _metrics(stage: Measured, all_of: Gathering) -> Iterator[Figure]:
         how = f"{DOT}; grey: maps that know nothing of the model; shaded: the best of them{fills}" if controls else DOT
         draw = partial(forest, rows=list(_of_metric(own)), axis=WAYS[own[0].better])
         yield all_of.of((metric, finding), how, draw)
-    if stage.levels:
-        yield _differences(all_of, ("Share inside in a subgroup less that in the others",), stage.levels)
+    for finding in dict.fromkeys(one.finding for one in stage.levels):
+        levels = [one for one in stage.levels if one.finding == finding]
+        yield _differences(all_of, ("Share inside in a subgroup less that in the others", finding), levels)
 
 
 def _of_metric(lines: Sequence[Line]) -> Iterator[Row]:

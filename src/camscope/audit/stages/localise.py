@@ -1,6 +1,6 @@
 """localise: whether the maps lie on the finding, where somebody said where it is; beside maps that know nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.lines import grouped, lines, of_finding, values
@@ -28,7 +28,7 @@ def localise(subject: Subject) -> Measured:
             "no image with a finding has evidence that was shown to the model: are the masks those of the images?"
         )
     images = max(line.value.n for line in found if line.metric == "enrichment")
-    return Measured(images=images, lines=tuple(found), levels=tuple(_levels(subject, *made[0])))
+    return Measured(images=images, lines=tuple(found), levels=tuple(_levels(subject, made)))
 
 
 def _measured(subject: Subject, finding: Finding) -> Measures:
@@ -36,13 +36,14 @@ def _measured(subject: Subject, finding: Finding) -> Measures:
     return measure(subject.maps, subject.folder / "localise" / str(finding.index), evidence, METRICS, told=subject.told)
 
 
-def _levels(subject: Subject, finding: Finding, made: Measures) -> Iterator[Level]:
-    """Whether the maps lie on the finding for some patients more than for others: the energy inside, by subgroup.
+def _levels(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> Iterator[Level]:
+    """Whether the maps lie on a finding for some patients more than for others: the energy inside, by subgroup.
 
-    Of the first method, and the first finding whose place is known.
+    Of the first method: the others look at the same images, and each question more makes all intervals wider.
     """
-    own = of_finding(subject, grouped(subject, made.table()), finding, True)
     tool = subject.tools[0]
-    inside = values(own, "energy-inside", tool.title, subject.about(tool)["layer"])
-    if inside:
-        yield from levels(subject, inside, subject.config.margins.mass)
+    for finding, measures in made:
+        own = of_finding(subject, grouped(subject, measures.table()), finding, True)
+        inside = values(own, "energy-inside", tool.title, subject.about(tool)["layer"])
+        if inside:
+            yield from levels(subject, finding, inside, subject.config.margins.mass)

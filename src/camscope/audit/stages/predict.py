@@ -103,5 +103,5 @@ def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
         **found,
         bins=tuple(bins(judged)),
         groups=tuple(by_group(subject, rows, truth, answer)),
-        levels=tuple(levels(subject, values, config.margins.auroc, truth={row: bool(truths[row]) for row in rows})),
+        levels=tuple(levels(subject, finding, values, config.margins.auroc, {row: bool(truths[row]) for row in rows})),
     )

@@ -74,11 +74,8 @@ def _masses(subject: Subject, seen: Scenes) -> Iterator[Mass]:
 
 
 def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
-    """Whether a marker speaks for the finding at one site more than at another: what removing it takes away, 0 without it.
-
-    Of the first finding.
-    """
-    for one in tried[:1]:
+    """Whether a marker speaks for the finding at one site more than at another: what removing it takes away, 0 without it."""
+    for one in tried:
         for region in subject.config.regions.columns:
             gaps: dict[int, list[float]] = {row: [] for row, truth in one.truth.items() if truth is True}
             for trial in one.trials:
@@ -86,8 +83,7 @@ def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
                     gaps[trial.row].append((trial.with_it - trial.without) / one.spread)
             if any(gaps.values()):
                 values = {row: float(np.mean(own)) if own else 0.0 for row, own in gaps.items()}
-                for level in levels(subject, values, subject.config.margins.effect):
-                    yield level.model_copy(update={"column": f"{level.column}, effect of {region}"})
+                yield from levels(subject, one.finding, values, subject.config.margins.effect, region=region)
 
 
 def _write(subject: Subject, tried: list[Trying]) -> None:
