@@ -261,7 +261,12 @@ class Subject:
 
     def evidence_in(self, name: str) -> Evidence:
         """What a column, a folder or a file of masks says."""
-        return evidence_of(name, self.manifest.table.column_names, self.manifest.root or Path.cwd())
+        return evidence_of(name, self.manifest.table.column_names, self.base)
+
+    @property
+    def base(self) -> Path:
+        """What paths of masks are relative to: the manifest's folder; of a dataset, which has none, the root."""
+        return self.manifest.root or Path(self.config.data.root or "")
 
     @property
     def maps(self) -> Run:

@@ -17,13 +17,15 @@ from camscope.images.sources import selected
 
 
 class Places:
-    """The files of a manifest by their rows, which the run itself does not name."""
+    """The files of a manifest, or a dataset's images, by their rows, which the run itself does not name."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._rows = manifest.table["row"].to_numpy()  # ascending; of some of a manifest's rows not 0, 1, 2 …
 
     def __getitem__(self, number: int) -> Any:
+        if self.manifest.images is not None:
+            return self.manifest.images[number]
         at = int(np.searchsorted(self._rows, number))
         return source_of(self.manifest, self.manifest.table["path"][at].as_py())
 
@@ -57,12 +59,11 @@ def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:
 
     Of the other columns `target` and those to `keep` go along, by name: what is not allowed is not there.
     """
-    if manifest.images is not None:
-        raise InputError("a dataset has no files whose names could be kept back: the profile is for files")
     if unknown := [name for name in keep if name not in manifest.carried]:
         raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.carried) or 'none'}")
     pa, table = arrow(), manifest.table
-    names = pa.array([scan_name(_place(manifest, path)) for path in table["path"].to_pylist()], pa.string())
+    places = (_place(manifest, path) for path in table["path"].to_pylist())
+    names = pa.array([scan_name(place) for place in places], pa.string())
     given = arrow("compute").not_equal(table["id"], table["path"])
     columns = {
         "row": table["row"],
@@ -73,6 +74,8 @@ def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:
     return Manifest(pa.table(columns), None, Places(manifest), PRIVATE)
 
 
-def _place(manifest: Manifest, path: str) -> str:
-    """What a reader would hash: an absolute path, a URL as it is."""
+def _place(manifest: Manifest, path: str) -> str | bytes:
+    """What a reader would hash: an absolute path, a URL as it is; of a dataset, which has a name or a digest, the number in it."""
+    if manifest.images is not None:
+        return f"{manifest.dataset}{path}".encode()
     return path if "://" in path else str((manifest.root or Path.cwd()) / path)
