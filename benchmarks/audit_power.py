@@ -67,8 +67,8 @@ def judged(net: nn.Module, study: Study, seed: int = 0) -> Judged:
         asked(net, inserted(x[pairs.rows], masks[pairs.donors], x[others]), LESION)
         for others in (pairs.donors, pairs.others)
     )
-    given_to, donors = ([study.patients[i] for i in rows] for rows in (pairs.rows, pairs.donors))
-    insert = (insertion("token", sham, given, unit, given_to, donors=donors),)
+    given_to, donors, others = ([study.patients[i] for i in rows] for rows in pairs)
+    insert = (insertion("token", sham, given, unit, given_to, donors=donors, others=others),)
     return Judged(insert, remove, *reliance(insert, remove))
 
 

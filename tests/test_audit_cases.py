@@ -47,10 +47,13 @@ def study(tmp_path_factory, one_thread):
     return {**made.model_dump(), "skip": SLOW, "explain": {"findings": ["lesion"], "methods": ["gradcam"]}}
 
 
+def rows_of(study):
+    return list(csv.DictReader(Path(study["data"]["manifest"]).read_text().splitlines()))
+
+
 def table_of(study, change, path):
     """The manifest with its rows changed."""
-    rows = list(csv.DictReader(Path(study["data"]["manifest"]).read_text().splitlines()))
-    made = [change(n, dict(row)) for n, row in enumerate(rows)]
+    made = [change(n, dict(row)) for n, row in enumerate(rows_of(study))]
     file = Path(study["data"]["manifest"]).with_name(path)
     with file.open("w", newline="") as out:
         sheet = csv.DictWriter(out, list(made[0]))
@@ -65,14 +68,19 @@ def changed_net(study, change, tmp_path):
 
 
 def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
-    explain = {"findings": ["lesion", "clear"], "methods": ["gradcam"]}
-    made = audit.run({**study, "explain": explain}, tmp_path / "audit")
+    data = {**study["data"], "evidence": {"lesion": "mask"}}
+    explain = {"findings": ["clear", "lesion"], "methods": ["gradcam"]}
+    made = audit.run({**study, "data": data, "explain": explain}, tmp_path / "audit")
+    assert "the finding" in made.summary.shortcut.markers["lesion"], "whichever is named first"
+    assert "the finding" not in made.summary.shortcut.markers["clear"]
     words = {(one.question, one.finding): one for one in made.verdicts if one.question in ("localisation", "evidence")}
     assert words["evidence", "lesion"].word == "supported"
     assert words["evidence", "clear"].word == "not testable"
     assert words["localisation", "clear"].word == "not testable"
     assert {one.finding for one in made.summary.localise.lines} == {"lesion"}
     assert {one.finding for one in made.summary.shortcut.interventions if one.region == "token"} == {"lesion", "clear"}
+    with pytest.raises(InputError, match="the place of one finding, and there are 2: say of which"):
+        audit.run({**study, "explain": {"findings": ["lesion", "clear"]}}, tmp_path / "which")
     with pytest.raises(InputError, match="evidence names 'token', which is none of the findings"):
         audit.run({**study, "data": {**study["data"], "evidence": {"token": "mask"}}}, tmp_path / "other")
 
@@ -81,6 +89,65 @@ def test_clinical_audits_find_their_masks_too(study, tmp_path):
     made = audit.run({**study, "report": {"profile": "clinical"}}, tmp_path / "audit")
     assert made.summary.localise.images > 0
     assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
+
+
+def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_a_row_without_a_value(study, tmp_path):
+    ill = [n for n, row in enumerate(rows_of(study)) if row["mask"]]
+
+    def some(n, row):
+        return row | {
+            "split": "train" if n % 3 == 0 and n != ill[0] else "test",
+            "mask": "gone.png" if n == ill[0] else row["mask"],
+            "path": "" if n == ill[1] else row["path"],
+            "age": 20 + n,
+        }
+
+    manifest, weights = table_of(study, some, "some.csv"), tmp_path / "CANARY.safetensors"
+    weights.write_bytes(Path(study["model"]["weights"]).read_bytes())
+    data = {**study["data"], "manifest": manifest, "split": "split", "use": "test", "subgroups": ["age"]}
+    plain = {**study, "data": data, "model": {**study["model"], "weights": str(weights)}, "skip": [*SLOW, "shortcut"]}
+    research, clinical = (
+        audit.run({**plain, "report": {"profile": profile}}, tmp_path / profile) for profile in ("research", "clinical")
+    )
+    lines = [[one for one in made.summary.localise.lines if not one.control] for made in (research, clinical)]
+    assert lines[0] == lines[1]
+    enrichment = next(one for one in lines[0] if one.metric == "enrichment")
+    asked = [n for n in ill if (n % 3 or n == ill[0]) and n != ill[1]]
+    assert enrichment.value.n == len(asked) - 1
+    assert enrichment.value.undefined == 1
+    assert enrichment.value.value > 2
+    assert {one.level for one in research.summary.check.levels} == {"18-39", "40-64", "65-89"}
+    lost = [one for one in research.summary.check.flow if one.lost]
+    assert [(one.name, one.rows) for one in lost] == [("rows without a path", 1)]
+    assert not [file for file in research.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
+
+
+def test_masks_of_other_images_leave_localisation_untested_and_say_why(study, tmp_path):
+    data = {**study["data"], "manifest": table_of(study, lambda n, row: row | {"mask": f"gone/{n}.png"}, "gone.csv")}
+    made = audit.run({**study, "data": data, "skip": [*SLOW, "shortcut"]}, tmp_path / "audit")
+    assert not made.summary.localise.tested
+    assert made.summary.localise.reason.startswith("no map has a value: its mask cannot be read")
+
+
+def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    folder, rows = Path(study["data"]["manifest"]).parent, rows_of(study)
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "path"}
+    files = [str(folder / row["path"]) for row in rows]
+    made = datasets.Dataset.from_dict({**columns, "image": files}).cast_column("image", datasets.Image())
+    made.save_to_disk(str(tmp_path / "CANARY"))
+    data = {"manifest": f"hf:{tmp_path / 'CANARY'}", "root": str(folder), "label": "class", "patient": "patient"}
+    plain = {
+        **study,
+        "data": {**data, "evidence": "mask"},
+        "regions": {"presets": ["border"]},
+        "skip": [*SLOW, "shortcut"],
+    }
+    run = audit.run(plain, tmp_path / "audit")
+    files = audit.run({**study, "skip": [*SLOW, "shortcut"]}, tmp_path / "files")
+    of = [[one.value.value for one in made.summary.localise.lines if not one.control] for made in (run, files)]
+    assert of[0] == of[1]
+    assert not [file for file in run.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
 
 
 def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(study, tmp_path):

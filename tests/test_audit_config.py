@@ -120,7 +120,8 @@ def test_init_of_several_findings_names_their_columns(study):
     assert made.model.outputs == "sigmoid"
     assert made.data.use == "valid"
     assert "only rows of this split, of train, valid" in text
-    assert "age has too many values for a subgroup" in text
+    assert made.data.subgroups == ("age",)
+    assert "of ages 0-17, 18-39, 40-64, 65-89, 90 and more" in text
     for asked in ("pleural_effusion", "Pleural Effusion"):
         made = Config.parsed(init("manifest.csv", "net.py:net", findings=[asked]), study)
         assert made.data.labels == {"Pleural Effusion": "pleural_effusion"}
@@ -167,7 +168,7 @@ def test_every_setting_stands_in_what_init_writes_and_those_that_are_comments_ar
     for name, value in plain.items():
         for one in value if name in tomllib.loads(text) and isinstance(value, dict) else (name,):
             assert re.search(rf"^(# )?{one} = \S", text, re.MULTILINE), one
-    free = re.sub(r"^# (?=(replicates|skip|batch_size|device) = )", "", text, flags=re.MULTILINE)
+    free = re.sub(r"^# (?=(replicates|skip|device) = )", "", text, flags=re.MULTILINE)
     assert Config.parsed(free, study) == Config.parsed(text, study)
     assert all(len(line) < 140 for line in text.splitlines())
 

@@ -27,6 +27,7 @@ from camscope.audit.shortcuts.interventions import (
     untested,
 )
 from camscope.errors import GeometryError, InputError, TargetError, UndefinedError
+from camscope.metrics.multiway import multiway
 from camscope.metrics.statistics import Estimate
 from camscope.phantom.shortcut import draw_study, train_shortcut_net
 from camscope.targets import Score
@@ -245,20 +246,57 @@ def test_reliance_needs_patients_and_a_margin():
         reliance([], [], margin=0.0)
 
 
-@pytest.mark.parametrize(("donors", "word"), [(1, "not testable"), (9, "not testable"), (10, "supported")])
+@pytest.mark.parametrize(("donors", "word"), [(2, "not testable"), (9, "not testable"), (10, "supported")])
 def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_given_it(donors, word):
     truth, carried = np.arange(70) < 30, np.arange(70) < donors
     rows, givers, _ = exchanged(truth, carried)
     gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
     made = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
     assert (made.estimate.n, made.estimate.groups) == (len(rows), donors)
-    assert made.estimate.low > 3
+    assert made.estimate.low > 2
     assert reliance([made], [])[0] == word
+
+
+def test_the_interval_of_an_insertion_is_of_other_donors_too():
+    def held(draw: int) -> tuple[bool, bool]:
+        random = np.random.default_rng(draw)
+        rows, givers, others = exchanged(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
+        patients = random.normal(0, 0.2, 110) + np.where(np.arange(110) < 10, random.normal(0, 0.4, 110), 0)
+        gain = patients[givers] + patients[rows] - patients[others]
+        plain = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), replicates=200)
+        whole = insertion(
+            "token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist(), others=others.tolist()
+        )
+        return whole.estimate.low <= 0 <= whole.estimate.high, plain.estimate.low <= 0 <= plain.estimate.high
+
+    both, receivers = np.mean([held(draw) for draw in range(200)], axis=0)
+    assert both >= 0.9
+    assert receivers < 0.7, "ten donors are what makes it uncertain, not a hundred receivers"
+
+
+def test_a_mean_over_crossed_groups_has_the_variance_of_its_parts():
+    rows, columns = np.divmod(np.arange(12), 4)  # 3 x 4, each pair once
+    values = np.array([0.0, 1, 2, 9])[columns] + np.array([0.0, 3, 9])[rows]
+    made = multiway(values, rows.tolist(), columns.tolist())
+    off = values - values.mean()
+    by_row, by_column = (
+        sum(off[kind == one].sum() ** 2 for one in range(n)) / 144 * n / (n - 1)
+        for kind, n in ((rows, 3), (columns, 4))
+    )
+    variance = by_row + by_column - (off**2).sum() / 144 * 12 / 11
+    assert made.mean == values.mean()
+    assert (made.n, made.groups) == (12, 3)
+    assert made.high - made.mean == pytest.approx(4.302652729696142 * variance**0.5)  # Student's t of 2 degrees
+    assert multiway(values, columns.tolist()).high == pytest.approx(values.mean() + 3.182446305284263 * by_column**0.5)
+    assert np.isnan(multiway(values, ["one"] * 12, columns.tolist()).low)
+    with pytest.raises(InputError, match="finite"):
+        multiway([1.0, np.nan])
 
 
 def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
     assert insertion("token", [], [], 1.0, [], donors=[]).undefined == "no image has the region, or lacks it"
     assert "one patient" in insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "a"], donors=["b", "c"]).undefined
+    assert "one patient" in insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c", "c"]).undefined
     with pytest.raises(InputError, match="2 rows and 1 groups"):
         insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 

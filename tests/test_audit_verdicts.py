@@ -38,18 +38,16 @@ def pushed(region: str, kind: str, value: float, spread: float, fill: str | None
 
 def test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does():
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in ("mean", "blur")]
-    calm = with_shortcut(
-        regions={"border": 80}, markers=(), interventions=(*filled, pushed("border", "insert", 0.0, 0.05))
-    )
+    calm = with_shortcut(regions={"border": 80}, interventions=(*filled, pushed("border", "insert", 0.0, 0.05)))
     assert [one.word for one in told(calm, "shortcut", subject="border")] == ["not supported"]
-    marker = calm.model_copy(update={"shortcut": calm.shortcut.model_copy(update={"markers": ("border",)})})
+    marker = calm.model_copy(update={"shortcut": calm.shortcut.model_copy(update={"markers": {"nodule": ("border",)}})})
     assert [one.word for one in told(marker, "shortcut", subject="border")] == ["supported"]
 
 
 def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
     made = with_shortcut(
         regions={"token": 80, "the finding": 80},
-        markers=("token", "the finding"),
+        markers={"nodule": ("token", "the finding")},
         interventions=(pushed("token", "insert", 0.5, 0.1), pushed("the finding", "insert", 0.5, 0.1)),
     )
     assert told(made, "shortcut", subject="token")[0].speaks == "against"
@@ -59,7 +57,9 @@ def test_reliance_is_a_worry_on_a_region_and_a_comfort_on_the_finding():
 def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
     effect = Number(reason="no image to change")
     one = Intervention(region="token", finding="nodule", kind="insert", fill=None, effect=effect)
-    made = told(with_shortcut(regions={"token": 1}, markers=("token",), interventions=(one,)), "shortcut")[0]
+    made = told(with_shortcut(regions={"token": 1}, markers={"nodule": ("token",)}, interventions=(one,)), "shortcut")[
+        0
+    ]
     assert (made.word, made.speaks, made.reason) == ("not testable", "neither", "no image to change")
 
 
@@ -119,7 +119,7 @@ FILLS = ("mean", "blur")
 
 
 def shown(region: str, *effects: Intervention):
-    made = with_shortcut(regions={region: 80}, markers=(region,), interventions=effects)
+    made = with_shortcut(regions={region: 80}, markers={"nodule": (region,)}, interventions=effects)
     return told(made, "evidence" if region == "the finding" else "shortcut")[0]
 
 
@@ -164,7 +164,7 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
         region="border", finding="nodule", kind="insert", fill=None, effect=Number(reason="nobody gives")
     )
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in FILLS]
-    made = with_shortcut(regions={"border": 80}, markers=(), interventions=(*filled, none))
+    made = with_shortcut(regions={"border": 80}, interventions=(*filled, none))
     found = told(made, "shortcut", subject="border")[0]
     assert (found.word, found.reason) == ("not testable", "nobody gives")
 

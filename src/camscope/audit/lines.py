@@ -50,7 +50,7 @@ def _of(subject: Subject, table: "pa.Table", finding: Finding, only: bool | None
     own = of_finding(subject, table, finding, only)
     if not own.num_rows:
         return []
-    found = told.summarised(own, PATIENT, seed=subject.config.seed)
+    found = told.summarised(own, PATIENT, seed=subject.config.seed, replicates=subject.config.replicates)
     return [_line(one, finding, _floor(every)) for every in found.values() for one in every]
 
 

@@ -18,7 +18,7 @@ from camscope.audit.subject import Subject
 from camscope.batch.run import digest_of_table
 from camscope.cards import digest
 from camscope.files import write_bytes
-from camscope.models import LIBRARIES
+from camscope.models import nameless
 from camscope.version import __version__
 
 FILE, LOG = "provenance.json", "log.jsonl"
@@ -202,9 +202,7 @@ def _discreet(subject: Subject) -> dict[str, Any]:
     if not subject.private:
         return subject.config.model_dump(mode="json")
     plain = subject.config.placeless()
-    file, colon, function = plain["model"]["source"].rpartition(":")
-    if colon and file.partition(":")[0] not in LIBRARIES:
-        plain["model"]["source"] = function
+    plain["model"]["source"] = nameless(plain["model"]["source"])
     return plain
 
 

@@ -39,11 +39,12 @@ class Stage(Part):
 
 
 class Step(Part):
-    """Of the way of the rows into the audit: how many were left, and what became of the others."""
+    """Of the way of the rows into the audit: how many were left, or were lost, and why."""
 
     name: str
     rows: int
     reason: str = ""
+    lost: bool = False
 
 
 class Found(Part):
@@ -172,6 +173,7 @@ class Predict(Stage):
     """The model's answers. `probabilities`: it gives these, and log odds were made of them."""
 
     probabilities: bool = False
+    flow: tuple[Step, ...] = ()
     findings: tuple[Answers, ...] = ()
 
 
@@ -333,10 +335,12 @@ class Reading(Part):
 
 
 class Shortcut(Stage):
-    """What travels with the finding. `regions`: how many images have it; `markers`: those that only some images have."""
+    """What travels with the finding. `regions`: how many images have it; `markers`: finding -> those that only some
+    images have.
+    """
 
     regions: dict[str, int] = Field(default_factory=dict)
-    markers: tuple[str, ...] = ()
+    markers: dict[str, tuple[str, ...]] = {}
     missing: tuple[Step, ...] = ()
     masses: tuple[Mass, ...] = ()
     interventions: tuple[Intervention, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from camscope.audit.answers.levels import AGE, BANDS, MOST
 from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
 from camscope.audit.findings import labels_of, single
 from camscope.batch import manifest_of
@@ -16,13 +17,11 @@ from camscope.models import load_model
 
 LABEL = ("label", "target", "class", "diagnosis")
 PATIENT = ("patient", "patient_id", "subject", "subject_id")
-SUBGROUPS = ("site", "hospital", "scanner", "manufacturer", "sex", "age_group", "view", "ethnicity")
+SUBGROUPS = ("site", "hospital", "scanner", "manufacturer", "sex", "age_group", *AGE, "view", "ethnicity")
 SPLIT = ("split", "fold")
 EVIDENCE = ("mask", "mask_path", "box", "boxes", "points")
 ORGAN = ("region_lungs", "region_organ", "region_body", "region_brain")
 REGION = "region_"
-AGE = ("age", "patient_age")
-MOST = 20  # levels of a subgroup
 
 
 def init(
@@ -51,7 +50,9 @@ def init(
     text = "\n".join(
         [
             *HEAD,
-            *_data(made.table, _near(manifest, folder), None if root is None else _near(root, folder), label, labels),
+            *_data(
+                made.table, _near(manifest, folder), None if root is None else _near(root, folder), label, labels, asked
+            ),
             *_model(
                 _near_code(model, folder), None if weights is None else _near(weights, folder), several=bool(labels)
             ),
@@ -84,9 +85,13 @@ HEAD = (
 )
 
 
-def _data(table: Any, manifest: str, root: str | None, label: str | None, labels: Mapping[str, str]) -> Iterator[str]:
+def _data(
+    table: Any, manifest: str, root: str | None, label: str | None, labels: Mapping[str, str], asked: Sequence[str]
+) -> Iterator[str]:
     names = table.column_names
-    subgroups = [name for name in SUBGROUPS if name in names and 1 < _levels(table[name]) <= MOST]
+    subgroups = [
+        name for name in SUBGROUPS if name in names and 1 < _levels(table[name]) <= (150 if name in AGE else MOST)
+    ]
     columns = ", ".join(f"{_text(finding)} = {_text(column)}" for finding, column in labels.items())
     yield "[data]"
     yield f"manifest = {_text(manifest)}"
@@ -95,19 +100,21 @@ def _data(table: Any, manifest: str, root: str | None, label: str | None, labels
     words = "for each finding a column of 0 and 1, in place of label"
     yield f"labels = {{ {columns} }}  # {words}" if labels else f'# labels = {{ finding = "column" }}  # {words}'
     yield _optional("patient", _first(names, PATIENT), "whose image it is: intervals draw patients whole")
-    yield f"subgroups = {_list(subgroups)}  # columns by which answers and maps are compared; the report shows their levels"
-    if (age := _first(names, AGE)) is not None and _levels(table[age]) > MOST:
-        yield (
-            f"# {_plain(age)} has too many values for a subgroup: give the manifest a column age_group of bands, "
-            'as "0-39", "40-64", "65-"'
-        )
+    yield f"# columns by which answers and maps are compared; the report shows their levels, of ages {', '.join(BANDS)}"
+    yield f"subgroups = {_list(subgroups)}"
     yield from _split(table)
-    yield _optional(
-        "evidence", _first(names, EVIDENCE), "where findings are: a column of masks or boxes, a folder, or a COCO file"
-    )
+    yield _evidence(_first(names, EVIDENCE), asked)
     yield "# images = 1000  # at most so many, drawn by the seed; default: all"
     yield '# window = "40,400"  # of CT, its middle and its width; default: what each scan says of itself'
     yield ""
+
+
+def _evidence(column: str | None, asked: Sequence[str]) -> str:
+    """One column is the place of one finding: of several somebody has to say which."""
+    words = "where findings are: a column of masks or boxes, a folder, or a COCO file"
+    if column is None or len(asked) < 2:
+        return _optional("evidence", column, words)
+    return f"# evidence = {{ {_text(asked[0])} = {_text(column)} }}  # of which finding is it? {words}"
 
 
 def _split(table: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from camscope.audit.answers.levels import AGE, MOST, band, missing
 from camscope.audit.config import Config
 from camscope.batch import Manifest, Run, manifest_of
 from camscope.batch.manifest import TAKEN, arrow
@@ -108,14 +109,21 @@ class Subject:
         """What a column of the manifest says of each row."""
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
+    def levels(self, column: str) -> dict[int, str | None]:
+        """What a subgroup column says of each row, in words; None where nothing. Ages by the year are bands."""
+        said = {row: None if missing(one) else one for row, one in self.column(column).items()}
+        known = {one for one in said.values() if one is not None}
+        if column.lower() in AGE and len(known) > MOST and all(isinstance(one, int | float) for one in known):
+            return {row: None if one is None else band(one) for row, one in said.items()}
+        return {row: _label(one) for row, one in said.items()}
+
     @cached_property
     def patients(self) -> dict[int, Any]:
         """Whose image each row is: patients are drawn whole. Without such a column each image is a patient."""
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
         return {
-            row: f"row {row}" if who in (None, "") else who
-            for row, who in self.column(self.config.data.patient).items()
+            row: f"row {row}" if missing(who) else who for row, who in self.column(self.config.data.patient).items()
         }
 
     @cached_property
@@ -248,10 +256,15 @@ class Subject:
 
     @cached_property
     def evidence(self) -> dict[str, Evidence]:
-        """Finding -> where it is, of those of which that is known. One place alone is that of the first finding."""
+        """Finding -> where it is, of those of which that is known."""
         named = self.config.data.evidence
         if named is None:
             return {}
+        if isinstance(named, str) and len(self.findings) > 1:
+            raise InputError(
+                f"evidence = {named!r} is the place of one finding, and there are {len(self.findings)}: say of which, as "
+                f"evidence = {{ {self.findings[0].name} = {named!r} }}"
+            )
         if isinstance(named, str):
             return {self.findings[0].name: self.evidence_in(named)}
         known = {one.name: named.get(one.name) or named.get(str(one.index)) for one in self.findings}

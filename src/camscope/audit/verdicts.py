@@ -171,7 +171,7 @@ def _reliance(summary: Summary, finding: str, region: str, claim: str, question:
         found: tuple[Word, str] = "not testable", reason
         effect = NOTHING
     else:
-        marker = region in summary.shortcut.markers
+        marker = region in summary.shortcut.markers.get(finding, ())
         judge, ways = evidence if region == FINDING else reliance, (insert, remove if marker else [])
         found = judge(*ways, margin)
         shown = deciding(*ways, margin) or deciding([], remove, margin)

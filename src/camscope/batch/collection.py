@@ -125,7 +125,7 @@ class Collection:
     def named(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """A row with its path and all columns as the manifest has them, where that is known."""
         origin = self.origin
-        return row if origin is None else {**row, **origin.rows(row["row"], row["row"] + 1)[0]}
+        return row if origin is None else {**row, **origin.numbered(row["row"])}
 
     @cached_property
     def _images(self) -> Numbered | None:

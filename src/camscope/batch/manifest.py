@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from camscope.errors import InputError, MissingExtraError
 from camscope.images.listing import images_of, is_medical
@@ -92,6 +93,20 @@ class Manifest:
         """Some rows as dicts: those of one chunk, never of all."""
         found: list[dict[str, Any]] = self.table.slice(start, stop - start).to_pylist()
         return found
+
+    def numbered(self, number: int) -> dict[str, Any]:
+        """The row of that number: in some of a manifest's rows it is not that many rows down."""
+        at = self.at(number)
+        return self.rows(at, at + 1)[0]
+
+    def at(self, number: int) -> int:
+        """How many rows down the row of that number is."""
+        return int(np.searchsorted(self._numbers, number))
+
+    @cached_property
+    def _numbers(self) -> "npt.NDArray[np.int64]":
+        """Of the rows, ascending."""
+        return np.asarray(self.table["row"].to_numpy(), np.int64)
 
     def place(self, path: str) -> str:
         """Where an image is: a file inside the root, or a URL. InputError for a path that leads out of it."""

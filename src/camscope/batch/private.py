@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from camscope.batch.manifest import PRIVATE, Manifest, arrow
 from camscope.batch.reading import source_of
 from camscope.errors import InputError
@@ -21,13 +19,11 @@ class Places:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._rows = manifest.table["row"].to_numpy()  # ascending; of some of a manifest's rows not 0, 1, 2 …
 
     def __getitem__(self, number: int) -> Any:
         if self.manifest.images is not None:
             return self.manifest.images[number]
-        at = int(np.searchsorted(self._rows, number))
-        return source_of(self.manifest, self.manifest.table["path"][at].as_py())
+        return source_of(self.manifest, self.manifest.table["path"][self.manifest.at(number)].as_py())
 
 
 def has_scans(manifest: Manifest) -> bool:
@@ -75,7 +71,7 @@ def privately(manifest: Manifest, keep: Sequence[str] = ()) -> Manifest:
 
 
 def _place(manifest: Manifest, path: str) -> str | bytes:
-    """What a reader would hash: an absolute path, a URL as it is; of a dataset, which has a name or a digest, the number in it."""
+    """What a reader would hash: an absolute path, a URL as it is; of a dataset, which has a name, the number in it."""
     if manifest.images is not None:
         return f"{manifest.dataset}{path}".encode()
     return path if "://" in path else str((manifest.root or Path.cwd()) / path)

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from camscope.explainers.facts import discreet, in_words, versions
 from camscope.explainers.inputs import takes_scans
 from camscope.hooks.base import unwrap
 from camscope.images.window import Window
+from camscope.models import nameless
 from camscope.targets import Question
 
 CHUNK = 256  # images in a part
@@ -170,9 +170,9 @@ def facts(worker: Worker, chunk: int) -> dict[str, Any]:
 
 
 def _source(card: ModelCard | None, model: nn.Module, *, private: bool) -> str:
-    """What loads the model again; without the folders of its files, where a run names none."""
+    """What loads the model again; without the names of its files, where a run names none."""
     found = card.source if card else type(model).__name__
-    return re.sub(r"[^\s=,]*[/\\]", "", found) if private else found
+    return nameless(found) if private else found
 
 
 def root_of(manifest: Manifest) -> dict[str, Any]:

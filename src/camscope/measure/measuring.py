@@ -16,11 +16,15 @@ from camscope.metrics import Metric
 
 @dataclass(frozen=True)
 class Measuring:
-    """Which metrics of which run, and where the evidence is; None: metrics of the map alone."""
+    """Which metrics of which run, and where the evidence is; None: metrics of the map alone.
+
+    Not `strict`: an image whose evidence cannot be read has no value, and the reason beside it.
+    """
 
     run: Run
     metrics: Sequence[Metric]
     evidence: Evidence | None
+    strict: bool = True
 
     def of_image(self, rows: Sequence[Row]) -> list[Row]:
         """The values of all maps of an image, and of those that know nothing; a reason where there is no value."""
@@ -39,14 +43,18 @@ class Measuring:
         size = tuple(row["image_size"])
         try:
             mask = self.evidence.mask(self.run.named(row), size)
+            if mask.shape != size:
+                raise InputError(
+                    f"{row['path']}: the mask is {mask.shape} and its image {size}; expected the same size"
+                )
         except UndefinedError as error:
             return None, str(error)
-        except InputError:
+        except InputError as error:
+            if not self.strict:
+                return None, UNFIT if self.run.private else str(error)
             if not self.run.private:
                 raise
             raise InputError(f"{row['path']}: {UNFIT}") from None
-        if mask.shape != size:
-            raise InputError(f"{row['path']}: the mask is {mask.shape} and its image {size}; expected the same size")
         return mask, ""
 
     def _of_map(self, row: Row, one: Explanation, mask: Mask | None, unknown: str) -> Iterator[Row]:

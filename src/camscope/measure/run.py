@@ -49,6 +49,7 @@ def measure(
     categories: Sequence[str] = (),
     threads: int | None = None,
     overwrite: bool = False,
+    strict: bool = True,
     told: Callable[[int, int], None] | None = None,
 ) -> "Measures":
     """Metrics of every map of `run`, into a Parquet dataset at `output`, a row for each map and metric.
@@ -62,11 +63,13 @@ def measure(
     (`CHEAP`). `fills`, `steps`: see `Trial`; a metric that has a fill has a row for each. `region`: the side in pixels of what
     is removed at a time; None: a fourteenth of the input's shortest side. `batch_size`: images that share their passes, with
     all that is changed in them. `tools`: explainers of the run, for metrics that ask them again; what is not among them is
-    made again from what the run says of it.
+    made again from what the run says of it. Not `strict`: an image whose mask cannot be read has no value, and the reason.
     """
     made = run if isinstance(run, Run) else Run(run)
     asked = chosen(metrics, masks is not None, model is not None)
-    plain = Measuring(made, [one for one in asked if one.needs not in ASKING], evidence_for(masks, made, categories))
+    plain = Measuring(
+        made, [one for one in asked if one.needs not in ASKING], evidence_for(masks, made, categories), strict
+    )
     trials = None
     if model is None and (tools or preprocess is not None):
         raise InputError("tools and preprocess are a model's: pass it as well (model=, or --model)")

@@ -1,8 +1,9 @@
 """Summary: of each metric and method a mean with its interval, and whether it beats the best map that knows nothing."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import METRICS
+from camscope.metrics.statistics import REPLICATES as MEANS
 from camscope.metrics.statistics import Estimate, difference, estimated, holm
 
 if TYPE_CHECKING:
@@ -59,10 +61,13 @@ class Line:
         return self.over_control is not None and self.over_control.mean > 0 and (self.over_control.p or 0) < 0.05
 
 
-def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) -> dict[str, list[Line]]:
+def summarised(
+    table: "pa.Table", group: str | None = None, *, seed: int = 0, replicates: int = MEANS
+) -> dict[str, list[Line]]:
     """[metric], or [`metric, fill`] of one that has fills: its lines, the best first, controls among them.
 
-    `group`: a column; its groups are drawn whole. Without it an image is a group, whatever it was asked.
+    `group`: a column; its groups are drawn whole. Without it an image is a group, whatever it was asked. `replicates`: of the
+    bootstrap of means; differences have more.
     """
     if group is not None and group not in table.column_names:
         raise InputError(f"no column {group!r} to group by; there are {', '.join(table.column_names)}")
@@ -76,7 +81,9 @@ def summarised(table: "pa.Table", group: str | None = None, *, seed: int = 0) ->
     ):
         name, fill = pair["metric"], pair["fill"]  # the rows of one pair at a time, which are dicts for as long
         own = kept.filter(_where(table, name, fill)).to_pylist()
-        made[name if fill is None else f"{name}, {fill}"] = _of_metric(name, fill, own, groups, seed)
+        made[name if fill is None else f"{name}, {fill}"] = _of_metric(
+            name, fill, own, partial(_estimate, groups=groups, seed=seed, replicates=replicates), groups
+        )
     return made
 
 
@@ -103,7 +110,11 @@ def _where(table: "pa.Table", name: str, fill: str | None) -> Any:
 
 
 def _of_metric(
-    name: str, fill: str | None, rows: Sequence[Mapping[str, Any]], groups: Mapping[int, Hashable], seed: int
+    name: str,
+    fill: str | None,
+    rows: Sequence[Mapping[str, Any]],
+    estimate: Callable[[Values], Estimate | None],
+    groups: Mapping[int, Hashable],
 ) -> list[Line]:
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
@@ -111,9 +122,7 @@ def _of_metric(
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
     _hand_on_what_failed(values)
     lines = {
-        key: Line(
-            name, key[0], key[1], key[3], _estimate(own, groups, seed), fill=fill, parameters=key[2], rows=len(own)
-        )
+        key: Line(name, key[0], key[1], key[3], estimate(own), fill=fill, parameters=key[2], rows=len(own))
         for key, own in values.items()
     }
     up = METRICS[name].higher_is_better
@@ -154,9 +163,9 @@ def _compared(
     return {key: replace(gap, p=p) for (key, gap), p in zip(found.items(), adjusted, strict=True)}
 
 
-def _estimate(own: Values, groups: Mapping[int, Hashable], seed: int) -> Estimate | None:
+def _estimate(own: Values, groups: Mapping[int, Hashable], seed: int, replicates: int) -> Estimate | None:
     try:
-        return estimated(list(own.values()), [groups[row] for row, _ in own], seed=seed)
+        return estimated(list(own.values()), [groups[row] for row, _ in own], replicates=replicates, seed=seed)
     except UndefinedError:
         return None
 

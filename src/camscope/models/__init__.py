@@ -40,6 +40,19 @@ def load_model(spec: str, *, weights: Weights = None) -> nn.Module:
     return model
 
 
+def nameless(source: str) -> str:
+    """What loads a model, as a card says it, without the names of its files: those have digests.
+
+    >>> nameless("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
+    'densenet, with weights'
+    """
+    spec, several, _ = source.partition(", weights=")
+    library, colon, name = spec.partition(":")
+    known = colon and library in LIBRARIES and not name.startswith(("/", ".", "~"))
+    bare = spec if known or not colon else library if library in LIBRARIES else spec.rpartition(":")[2]
+    return f"{bare}, with weights" if several else bare
+
+
 def _loaded(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
     if not isinstance(spec, str) or not spec:
         raise ModelError(f"the model is {spec!r}; expected one of {SOURCES}")

@@ -14,8 +14,8 @@ def leaks(subject: Subject, answered: Answered) -> Iterator[Leak]:
     """A probe for each subgroup column, of rows that say something in it."""
     places = {row: n for n, row in enumerate(answered.rows)}
     for column in subject.config.data.subgroups:
-        said = subject.column(column)
-        rows = [row for row in answered.rows if said[row] not in (None, "")]
+        said = subject.levels(column)
+        rows = [row for row in answered.rows if said[row] is not None]
         features = answered.features[[places[row] for row in rows]]
         try:
             found = leak(

@@ -7,6 +7,11 @@ import numpy as np
 
 from camscope.metrics.base import Mask
 
+AGE = ("age", "patient_age")  # columns of years
+BANDS = ("0-17", "18-39", "40-64", "65-89", "90 and more")
+BEGIN = (18, 40, 65, 90)  # each but the first
+MOST = 20  # levels of a subgroup
+
 
 def levels_of(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
     """(N,) -> of each level, in order, (N,): the rows that have it. None, NaN and "" are no level."""
@@ -18,6 +23,11 @@ def levels_of(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
 def missing(one: Hashable) -> bool:
     """Whether a cell says nothing."""
     return one is None or one == "" or one != one  # NaN is the only thing that is not itself
+
+
+def band(age: float) -> str:
+    """`40-64`; of the very old no more than that they are."""
+    return BANDS[sum(age >= one for one in BEGIN)]
 
 
 def in_order(names: set[Hashable]) -> list[Any]:

@@ -41,7 +41,7 @@ def measures(
 def by_group(subject: Subject, rows: Sequence[int], truth: Truth, odds: Floats) -> Iterator[Group]:
     """The same of every level of every subgroup with enough patients; of the others it is said that they are too few."""
     for column in subject.config.data.subgroups:
-        said = subject.column(column)
+        said = subject.levels(column)
         for level, own in levels_of([said[row] for row in rows]).items():
             patients = [subject.patients[row] for row, inside in zip(rows, own, strict=True) if inside]
             positives, negatives = int(truth[own].sum()), int((~truth[own]).sum())

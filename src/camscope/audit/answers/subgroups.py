@@ -23,20 +23,14 @@ def levels(
     """Row -> number: the mean of each level against the others'; with a `truth`, the AUROC of the numbers."""
     rows, about = sorted(values), {"finding": finding.name, "region": region, "margin": margin}
     for column in subject.config.data.subgroups:
-        said = subject.column(column)
+        said = subject.levels(column)
         try:
-            found = _contrasts(
-                subject, rows, [values[row] for row in rows], [_level(said[row]) for row in rows], margin, truth
-            )
+            found = _contrasts(subject, rows, [values[row] for row in rows], [said[row] for row in rows], margin, truth)
         except UndefinedError as error:
             found = ()
             yield _open(column, "", str(error), about)
         for one in found:
             yield _of(column, one, about)
-
-
-def _level(said: object) -> str | None:
-    return None if said is None or said == "" else str(said)
 
 
 def _contrasts(

@@ -101,6 +101,7 @@ class Trying:
                 self.spread,
                 self._groups(receivers),
                 donors=self._groups([donor for _, donor, _ in pairs]),
+                others=self._groups([other for _, _, other in pairs]),
                 **self.how,
             )
         )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from camscope.audit.answers.levels import MOST, in_order
 from camscope.audit.schema import Check, Count, Found, Step
 from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
@@ -60,6 +61,11 @@ def _column(subject: Subject) -> str | None:
 
 def _expect(subject: Subject) -> None:
     """InputError for what a later stage would only find out after an hour: names of classes, labels, regions and masks."""
+    for column in subject.config.data.subgroups:
+        if (count := len({*subject.levels(column).values()} - {None})) > MOST:
+            raise InputError(
+                f"subgroups: {column!r} has {count} levels, and the report shows them all: at most {MOST} are allowed"
+            )
     masked(subject), wanted(subject), subject.evidence, subject.tools  # each raises what is wrong with it
     for finding in subject.findings:
         truth = [one for one in subject.truths(finding).values() if one is not None]
@@ -83,6 +89,8 @@ def _flow(subject: Subject) -> list[Step]:
         kept = sum(str(one) == data.use for one in subject.whole.table[data.split].to_pylist())
         made.append(Step(name="rows of the audited split", rows=kept))
     reason = "at most so many, drawn by the seed" if data.images is not None else ""
+    lost = len(subject.whole) - sum(bool(one) for one in subject.whole.table["path"].to_pylist())
+    made += [Step(name="rows without a path", rows=lost, reason="left out", lost=True)] if lost else []
     return [*made, Step(name="rows audited", rows=len(subject.rows), reason=reason)]
 
 
@@ -90,9 +98,9 @@ def _levels(subject: Subject) -> list[Count]:
     truths = {one.name: subject.truths(one) for one in subject.findings}
     made = []
     for column in subject.config.data.subgroups:
-        said = subject.column(column)
-        for level in sorted({str(one) for one in said.values() if one is not None}):
-            rows = [row for row, one in said.items() if one is not None and str(one) == level]
+        said = subject.levels(column)
+        for level in in_order({one for one in said.values() if one is not None}):
+            rows = [row for row, one in said.items() if one == level]
             positives = {name: sum(truth[row] is True for row in rows) for name, truth in truths.items()}
             patients = len({subject.patients[row] for row in rows})
             made.append(Count(column=column, level=level, rows=len(rows), patients=patients, positives=positives))

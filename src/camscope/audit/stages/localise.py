@@ -1,12 +1,12 @@
 """localise: whether the maps lie on the finding, where somebody said where it is; beside maps that know nothing."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.lines import grouped, lines, of_finding, values
 from camscope.audit.schema import Level, Measured
 from camscope.audit.subject import Finding, Subject
-from camscope.errors import InputError
 from camscope.measure import Measures, measure
 
 METRICS = (
@@ -24,16 +24,28 @@ def localise(subject: Subject) -> Measured:
     made = [(finding, _measured(subject, finding)) for finding in known]
     found = [line for finding, values in made for line in lines(subject, values, finding)]
     if not any(line.value.n for line in found if line.metric == "enrichment" and not line.control):
-        raise InputError(
-            "no image with a finding has evidence that was shown to the model: are the masks those of the images?"
-        )
+        return Measured(tested=False, reason=f"no map has a value: {_why(made)}")
     images = max(line.value.n for line in found if line.metric == "enrichment")
     return Measured(images=images, lines=tuple(found), levels=tuple(_levels(subject, made)))
 
 
+def _why(made: Sequence[tuple[Finding, Measures]]) -> str:
+    """What is said of most of the maps, and of how many."""
+    reasons = [measures.table("not control and metric = 'enrichment'")["reason"].to_pylist() for _, measures in made]
+    said = Counter(one for own in reasons for one in own if one is not None)
+    return "; ".join(f"{why} ({count} x)" for why, count in said.most_common(3)) or "no image has the finding"
+
+
 def _measured(subject: Subject, finding: Finding) -> Measures:
     evidence = subject.evidence[finding.name]
-    return measure(subject.maps, subject.folder / "localise" / str(finding.index), evidence, METRICS, told=subject.told)
+    return measure(
+        subject.maps,
+        subject.folder / "localise" / str(finding.index),
+        evidence,
+        METRICS,
+        strict=False,
+        told=subject.told,
+    )
 
 
 def _levels(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> Iterator[Level]:

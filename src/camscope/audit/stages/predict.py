@@ -1,5 +1,6 @@
 """predict: the model's answers, and how well they tell a finding from its absence, by subgroup too."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from camscope.audit.answers.asking import gives_probabilities, logits_of, odds_o
 from camscope.audit.answers.measuring import bins, by_group, measures
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.numbers import rounded
-from camscope.audit.schema import Answers, Predict
+from camscope.audit.schema import Answers, Predict, Step
 from camscope.audit.subject import Finding, Subject
 from camscope.batch.reading import Loaded
 from camscope.errors import (
@@ -33,8 +34,23 @@ def predict(subject: Subject) -> Predict:
     truths = [subject.truths(finding) for finding in subject.findings]
     made.write(subject.folder, subject.ids, subject.numbers, truths)
     return Predict(
-        probabilities=made.probabilities, findings=tuple(_of(subject, made, finding) for finding in subject.findings)
+        probabilities=made.probabilities,
+        flow=tuple(_flow(subject, made)),
+        findings=tuple(_of(subject, made, finding) for finding in subject.findings),
     )
+
+
+def _flow(subject: Subject, made: Answered) -> Iterator[Step]:
+    """How many images have an answer, how many of them a label, and what became of the others."""
+    yield Step(name="images with an answer", rows=len(made.rows))
+    for why, count in sorted(Counter(made.errors.values()).items()):
+        yield Step(name="images without an answer", rows=count, reason=why, lost=True)
+    for finding in subject.findings:
+        truths = subject.truths(finding)
+        known = sum(truths[row] is not None for row in made.rows)
+        if known < len(made.rows):
+            why = "the others count in no question that needs to know the truth"
+            yield Step(name=f"of them labelled for {finding.name}", rows=known, reason=why)
 
 
 def _answered(subject: Subject) -> Answered:

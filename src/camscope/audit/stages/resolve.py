@@ -9,26 +9,23 @@ import numpy as np
 from camscope.audit.numbers import rounded
 from camscope.audit.schema import Resolve, Tool
 from camscope.audit.subject import Subject
-from camscope.batch.reading import Loaded
 from camscope.cards import card_of, digest
 from camscope.errors import InputError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import discreet, in_words
+from camscope.models import nameless
 
-TRIED = 32  # images, to find one that can be read
+TRIED = 32  # images, to find one that can be explained
 
 
 def resolve(subject: Subject) -> Resolve:
     """What is asked of what; an error here is one that every image would have."""
-    first = _first(subject)
-    rows = subject.worker.rows(subject.worker.collated([first]))
-    if failed := [row.get("error") for row in rows if row.get("heat") is None]:
-        raise InputError(f"the first image has no map: {failed[0]}")
+    rows = _tried(subject)
     model, card = subject.model, card_of(subject.model)
+    said = card.source if card else subject.config.model.source
     tools = [_tool(tool, row) for tool, row in zip(subject.tools, rows[: len(subject.tools)], strict=True)]
-    source = subject.config.model.source
     return Resolve(
-        model=card.source if card and not subject.private else source.rpartition("/")[2],
+        model=nameless(said) if subject.private else said,
         digest=digest(model),
         parameters=sum(one.numel() for one in model.parameters()),
         classes=len(subject.categories),
@@ -41,13 +38,16 @@ def resolve(subject: Subject) -> Resolve:
     )
 
 
-def _first(subject: Subject) -> Loaded:
+def _tried(subject: Subject) -> list[dict[str, Any]]:
+    """The maps of the first image that has them all."""
     reasons = []
     for one in subject.loaded(subject.rows[:TRIED]):
-        if one.item is not None:
-            return one
-        reasons.append(one.error or "")
-    raise InputError(f"none of the first {len(reasons)} images can be read: {reasons[0]}")
+        rows = [] if one.item is None else subject.worker.rows(subject.worker.collated([one]))
+        failed = [row["error"] for row in rows if row.get("heat") is None] if rows else [one.error or ""]
+        if not failed:
+            return rows
+        reasons.append(failed[0])
+    raise InputError(f"none of the first {len(reasons)} images has a map: {reasons[0]}")
 
 
 def _tool(tool: Explainer, row: Mapping[str, Any]) -> Tool:

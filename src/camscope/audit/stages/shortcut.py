@@ -38,10 +38,11 @@ def shortcut(subject: Subject) -> Shortcut:
         for finding in subject.findings
         for tool in subject.tools
     ]
-    named = seen.of(subject.findings[0].name)
+    named = {one.name: seen.of(one.name) for one in subject.findings}
+    names = dict.fromkeys(name for own in named.values() for name in own.names)
     return Shortcut(
-        regions={name: len(named.with_region(name)) for name in named.names},
-        markers=tuple(name for name in named.names if len(named.with_region(name)) < len(named.each)),
+        regions={name: max(len(own.with_region(name)) for own in named.values()) for name in names},
+        markers={finding: _markers(own) for finding, own in named.items()},
         missing=tuple(_missing(seen)),
         masses=tuple(_masses(subject, seen)),
         interventions=tuple(interventions),
@@ -51,6 +52,11 @@ def shortcut(subject: Subject) -> Shortcut:
         strategies=tuple(strategies),
         reading=tuple(reading(subject, answered, tried, strategies)),
     )
+
+
+def _markers(seen: Scenes) -> tuple[str, ...]:
+    """The regions that some of the images lack."""
+    return tuple(name for name in seen.names if len(seen.with_region(name)) < len(seen.each))
 
 
 def _fewer(seen: Scenes, rows: list[int]) -> Scenes:

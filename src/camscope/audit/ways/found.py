@@ -97,7 +97,7 @@ def _masses(
 def _columns(subject: Subject, partition: Partition, rows: Sequence[int], cluster: int) -> Iterator[str]:
     """`site B: 80 % here, 41 % elsewhere`, of columns that may be told."""
     for column in subject.config.data.subgroups:
-        said = subject.column(column)
+        said = subject.levels(column)
         try:
             found = enriched(partition.labels, [said[row] for row in rows], [subject.numbers[row] for row in rows])
         except UndefinedError:

@@ -1,14 +1,15 @@
 """How much a region says, in standard deviations of the model's log odds."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.statistics import REPLICATES, Estimate, estimated, numbered
+from camscope.metrics.multiway import multiway
+from camscope.metrics.statistics import REPLICATES, Estimate, estimated
 
 Groups = Sequence[Hashable] | None
 
@@ -76,7 +77,13 @@ def removal(
 ) -> Effect:
     """(f(x) - f(x without the region)) / spread, mean over the images (N,) that have it, patients drawn whole."""
     effects = np.asarray(clean, np.float64) - np.asarray(changed, np.float64)
-    return _effect(f"remove {region}", fill, effects, spread, groups, replicates, seed)
+    return _effect(
+        f"remove {region}",
+        fill,
+        effects,
+        spread,
+        lambda values: estimated(values, groups, replicates=replicates, seed=seed),
+    )
 
 
 def insertion(
@@ -87,21 +94,26 @@ def insertion(
     groups: Groups = None,
     *,
     donors: Groups = None,
+    others: Groups = None,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Effect:
     """(f(with a donor's region) - f(without)) / spread, mean over the images (N,) that it was pasted into; groups: theirs.
 
     Without: the image as it is, or, so that pasting itself is no part of it, with the same pixels of another without the region.
-    `donors` (N,): the patients of the donors. One donor's region in a hundred images says what that one region does: the
-    estimate's groups are the patients who were given it, or the donors' where those are fewer.
+    `donors`, `others` (N,): whose region, and whose pixels without it. One donor's region in a hundred images says what that
+    one region does: the interval is of other receivers, donors and others at once, see `multiway`.
     """
     effects = np.asarray(changed, np.float64) - np.asarray(clean, np.float64)
-    made = _effect(f"insert {region}", None, effects, spread, groups, replicates, seed)
-    if donors is None or made.estimate is None:
-        return made
-    givers = len(np.unique(numbered(donors, len(effects))))
-    return replace(made, estimate=replace(made.estimate, groups=min(made.estimate.groups, givers)))
+    kinds = [kind for kind in (donors, others) if kind is not None]
+    own = range(len(effects)) if groups is None else groups
+
+    def estimate(values: NDArray[np.float64]) -> Estimate:
+        if not kinds:
+            return estimated(values, groups, replicates=replicates, seed=seed)
+        return multiway(values, own, *kinds)
+
+    return _effect(f"insert {region}", None, effects, spread, estimate)
 
 
 def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
@@ -110,7 +122,11 @@ def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> E
 
 
 def _effect(
-    name: str, fill: str | None, effects: NDArray[np.float64], spread: float, groups: Groups, replicates: int, seed: int
+    name: str,
+    fill: str | None,
+    effects: NDArray[np.float64],
+    spread: float,
+    estimate: Callable[[NDArray[np.float64]], Estimate],
 ) -> Effect:
     if not (isfinite(spread) and spread > 0):
         raise InputError(f"spread={spread}: expected the standard deviation of log odds, above 0")
@@ -118,7 +134,7 @@ def _effect(
         return untested(name, fill, "no image has the region, or lacks it", spread)
     if not np.isfinite(effects).all():
         return untested(name, fill, "an answer is not finite", spread)
-    made = estimated(effects / spread, groups, replicates=replicates, seed=seed)
+    made = estimate(effects / spread)
     if not (isfinite(made.low) and isfinite(made.high)):
         return Effect(name, fill, None, spread, made.n, "one patient only: there is no interval")
     return Effect(name, fill, made, spread, made.n)
