@@ -24,15 +24,17 @@ def localise(subject: Subject) -> Measured:
     made = [(finding, _measured(subject, finding)) for finding in known]
     found = [line for finding, values in made for line in lines(subject, values, finding)]
     if not any(line.value.n for line in found if line.metric == "enrichment" and not line.control):
-        return Measured(tested=False, reason=f"no map has a value: {_why(made)}")
+        return Measured(tested=False, reason=f"no map has a value: {_why(subject, made)}")
     images = max(line.value.n for line in found if line.metric == "enrichment")
     return Measured(images=images, lines=tuple(found), levels=tuple(_levels(subject, made)))
 
 
-def _why(made: Sequence[tuple[Finding, Measures]]) -> str:
-    """What is said of most of the maps, and of how many."""
-    reasons = [measures.table("not control and metric = 'enrichment'")["reason"].to_pylist() for _, measures in made]
-    said = Counter(one for own in reasons for one in own if one is not None)
+def _why(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> str:
+    """What is said of most of the maps of images with a finding, and of how many."""
+    said = Counter[str]()
+    for finding, measures in made:
+        maps = measures.table("not control and metric = 'enrichment'")
+        said.update(one or "" for one in of_finding(subject, maps, finding, True)["reason"].to_pylist())
     return "; ".join(f"{why} ({count} x)" for why, count in said.most_common(3)) or "no image has the finding"
 
 
