@@ -713,3 +713,15 @@ def test_the_example_of_the_help_runs(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     assert CliRunner().invoke(app, words[1:]).exit_code == 0
     assert json.loads(Path("check.json").read_text())["readable"] > 0
+
+
+def test_a_stack_of_a_scan_is_a_volume_and_its_mask_is_read_whole(tmp_path):
+    for n in range(3):
+        pages = [Image.fromarray(np.uint16(PIXELS[n] + page)) for page in range(4)]
+        pages[0].save(tmp_path / f"{n}.tif", save_all=True, append_images=pages[1:])
+        marked = [Image.fromarray(np.uint8(np.full(SIZE, 255 * (page == 3)))) for page in range(4)]  # on its last page
+        marked[0].save(tmp_path / f"mask{n}.tif", save_all=True, append_images=marked[1:])
+    (tmp_path / "sheet.csv").write_text("path,mask\n" + "".join(f"{n}.tif,mask{n}.tif\n" for n in range(3)))
+    volumes, pictures = (inspect_images(tmp_path / "sheet.csv", scans=scans) for scans in (True, False))
+    assert not [one.code for one in volumes.findings if one.code.startswith("mask")]
+    assert "mask-empty" in [one.code for one in pictures.findings], "of a photograph the first page is the picture"

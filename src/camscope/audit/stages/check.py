@@ -11,6 +11,7 @@ from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError
+from camscope.explainers.inputs import takes_scans
 
 NAMED = 20  # ids that a finding names
 
@@ -29,6 +30,7 @@ def check(subject: Subject) -> Check:
         by=[name for name in data.subgroups if name in columns],
         profile=subject.config.report.profile,
         keep=list(subject.config.report.columns),
+        scans=takes_scans(subject.tools[0].preprocess),
         told=subject.told,
     )
     found = [

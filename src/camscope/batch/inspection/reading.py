@@ -8,7 +8,7 @@ from typing import Any
 from camscope.batch.inspection import masks, photos, scans
 from camscope.batch.inspection.facts import Facts
 from camscope.batch.manifest import Manifest
-from camscope.batch.reading import source_of
+from camscope.batch.reading import fetched
 from camscope.errors import CamscopeError, InputError, MissingExtraError
 from camscope.images.scan import World
 from camscope.images.scans import is_scan
@@ -23,11 +23,12 @@ REASONS = (
 
 @dataclass(frozen=True)
 class Reader:
-    """Rows -> facts; it runs in many threads. No reason names a file, and none quotes one."""
+    """Rows -> facts; it runs in many threads. No reason names a file, and none quotes one. `scans`: no image is a photograph."""
 
     manifest: Manifest
     masks: str | None
     key: bytes
+    scans: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> Facts:
         """A row's facts: never an error."""
@@ -57,7 +58,7 @@ class Reader:
             return None
         else:
             try:
-                source = source_of(self.manifest, row["path"])
+                source = self._source(row["path"])
             except MissingExtraError:
                 raise
             except InputError:
@@ -68,6 +69,11 @@ class Reader:
         photos.read_facts(source, row["path"], facts, self.key)
         return None
 
+    def _source(self, path: str) -> bytes | Path:
+        """A file's bytes; of a scan its place, for it may be of several files."""
+        place = self.manifest.place(path)
+        return Path(place) if self.scans and "://" not in place and Path(place).exists() else fetched(place)
+
     def _mask(self, cell: Any, facts: Facts, world: World | None) -> str | None:
         """A word; None where the row has no mask."""
         if cell is None or cell in ("", []):
@@ -75,7 +81,7 @@ class Reader:
         if not isinstance(cell, str) or cell.lstrip().startswith(masks.MARKED_OTHERWISE):
             return "not a file"
         try:
-            source = source_of(self.manifest, cell)
+            source = self._source(cell)
         except FileNotFoundError:
             return "mask-missing"
         except (CamscopeError, OSError):

@@ -41,6 +41,7 @@ def inspect_images(
     classes: Sequence[str] = (),
     profile: Literal["research", "clinical"] | None = None,
     keep: Sequence[str] = (),
+    scans: bool = False,
     threads: int | None = None,
     told: Told | None = None,
 ) -> Inspection:
@@ -51,7 +52,8 @@ def inspect_images(
     modality, by whose values targets are counted. `classes`: all targets that there may be.
 
     `profile`: "research" shows no file's name, and of the manifest's columns the target, those counted by, and those to
-    `keep`; it is that of every set with a medical image. "clinical" shows all. `told`: called with how many images are
+    `keep`; it is that of every set with a medical image. "clinical" shows all. `scans`: all images are medical, whatever their
+    files are called: the pages of a TIFF are slices of a volume. `told`: called with how many images are
     done, of how many.
     """
     if profile not in (None, "research", "clinical"):
@@ -61,7 +63,7 @@ def inspect_images(
     if unknown := [name for name in keep if name not in manifest.table.column_names]:
         raise InputError(f"no column {unknown[0]!r} to keep; there are {', '.join(manifest.table.column_names)}")
     key = hashlib.sha256(local_key()).digest()
-    reader = Reader(manifest, columns["mask"], key)
+    reader = Reader(manifest, columns["mask"], key, scans)
     read = in_order(reader, _rows(manifest, columns["mask"]), threads or os.cpu_count() or 1)
     seen = Inspected(manifest, collected(_counted(read, len(manifest), told)), columns)
     private = profile == "research" or (profile is None and (has_scans(manifest) or _read_scans(seen)))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 ENDINGS = {".nii": "NIfTI", ".nii.gz": "NIfTI", ".nrrd": "NRRD", ".mha": "MetaImage", ".mhd": "MetaImage"}
+ENDINGS |= {".tif": "TIFF", ".tiff": "TIFF", ".png": "PNG"}  # of numbers, not of colours
 SAID = {True: "yes", False: "no", None: "not said"}
 
 
