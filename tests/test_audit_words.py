@@ -282,3 +282,49 @@ def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, 
     found = one_of(ranking(**over), "faithfulness")
     assert (found.word, found.effect.value) == (word, shown)
     assert reason in found.reason
+
+
+# Ways of looking
+
+
+@pytest.mark.parametrize(
+    ("claimed", "patients", "word", "reason"),
+    [
+        (2, 24, "supported", ""),
+        (
+            1,
+            24,
+            "not testable",
+            "none was found, but among 24 patients two ways would often not have been: 100 are needed",
+        ),
+        (
+            1,
+            99,
+            "not testable",
+            "none was found, but among 99 patients two ways would often not have been: 100 are needed",
+        ),
+        (1, 100, "not supported", "a way that fewer than 30 % of the maps show would often not have been found"),
+    ],
+)
+def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients, word, reason):
+    ways = full().shortcut.strategies[0].model_copy(update={"claimed": claimed, "patients": patients})
+    found = one_of(with_part("shortcut", strategies=(ways,)), "strategies")
+    assert (found.word, found.reason, found.effect.groups) == (word, reason, patients)
+    assert "no interval" in found.effect.reason
+
+
+# The page
+
+
+def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
+    pytest.importorskip("jinja2")
+    from camscope.audit.report import page, unknown
+
+    whole = full(findings=("nodule",))
+    few = number(estimated([0.1, 0.2, 0.3]))
+    found = whole.predict.findings[0].model_copy(update={"brier": few})
+    summary = whole.model_copy(update={"predict": whole.predict.model_copy(update={"findings": (found,)})})
+    html = page(summary)
+    assert "too few patients for an interval: 3, and 6 are needed" in html
+    assert "different <small>but perhaps by less than the margin</small>" in html
+    assert unknown(html, plain(summary)) == []

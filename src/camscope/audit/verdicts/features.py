@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from camscope.audit.enough import FOR_ONE_WAY, RARE
 from camscope.audit.schema import Leak, Number, Strategies, Summary, Verdict
 from camscope.audit.verdicts.judged import NOTHING, WIDE, Told, lacks, made
 
@@ -9,7 +10,10 @@ READ = (
     "supported where the interval lies wholly above a half, and the AUROC above that of labels dealt to patients at random, in "
     "every deal; not supported where it is not, and the interval lies wholly below the margin"
 )
-WAYS = "supported where some number of clusters is more stable and more separate than one way of looking would give by itself"
+WAYS = (
+    "supported where some number of clusters is more stable and more separate than one way of looking would give by itself; not "
+    f"supported where none is, among {FOR_ONE_WAY} patients or more: among fewer two clear ways would often not have been found"
+)
 
 
 def leaking(summary: Summary) -> Iterator[Verdict]:
@@ -45,7 +49,14 @@ def several_ways(summary: Summary) -> Iterator[Verdict]:
 def _fall(one: Strategies) -> Told:
     if one.reason:
         return "not testable", one.reason
-    return ("supported", "") if one.claimed > 1 else ("not supported", "")
+    if one.claimed > 1:
+        return "supported", ""
+    if one.patients < FOR_ONE_WAY:
+        return (
+            "not testable",
+            f"none was found, but among {one.patients} patients two ways would often not have been: {FOR_ONE_WAY} are needed",
+        )
+    return "not supported", f"a way that fewer than {100 * RARE:.0f} % of the maps show would often not have been found"
 
 
 def _stability(one: Strategies) -> Number:

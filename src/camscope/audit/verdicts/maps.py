@@ -111,9 +111,7 @@ def _by_all(own: Sequence[Line]) -> tuple[Told, Line]:
     found = _agreed(said, any(_over_all(one)[0] == "supported" for one in own))
     gave = [name for name in names if said[name][0] == found[0]] or names
     least = min((one for one in own if one.metric in gave), key=lambda one: (one.over and one.over.value) or 0.0)
-    shown = (
-        f"shown: {least.metric}{f' under {least.fill}' if least.fill else ''}, the least of those that gave the word"
-    )
+    shown = f"shown: {least.metric}{f' under {least.fill}' if least.fill else ''}"
     return (found[0], "; ".join(filter(None, (found[1], shown)))), least
 
 

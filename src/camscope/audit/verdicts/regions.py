@@ -135,7 +135,7 @@ def masses(summary: Summary) -> Iterator[Verdict]:
 
 def _lies(one: Mass, margin: float) -> Told:
     if not one.resolved:
-        return "not testable", f"{_named(one.region)} is {one.reason}: what a map does not show says nothing of it"
+        return "not testable", f"{one.reason}: what a map does not show says nothing of the region"
     if why := out_of_reach(one.most, margin):
         return "not testable", why
     found, base = beyond(one.enrichment, margin), one.enrichment.baseline
