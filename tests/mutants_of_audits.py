@@ -3,16 +3,16 @@
 import numpy as np
 
 import test_audit_verdicts as rules
-from camscope.audit import verdicts
 from camscope.audit.schema import Line, Number
 from camscope.audit.shortcuts import masses
 from camscope.audit.shortcuts.interventions import effects, judging
+from camscope.audit.verdicts import judged, maps, regions
 from mutants import Mutant
 
 
 def the_whole_interval_counts() -> None:
-    one = Number(value=0.8, low=0.6, high=0.9, n=10)
-    assert verdicts.beyond(one, 0.7)[0] == "not testable"
+    one = Number(value=0.8, low=0.6, high=0.9, n=10, groups=10)
+    assert judged.beyond(one, 0.7)[0] == "not testable"
 
 
 def a_share_is_of_what_is_positive() -> None:
@@ -27,9 +27,9 @@ def turned_round() -> None:
 def open_against_a_control() -> None:
     one = Line(
         metric="enrichment", method="gradcam", layer=None, finding="nodule", control=False, better="more", fill=None,
-        value=Number(value=4.0, low=3.0, high=5.0), over=Number(value=0.2, low=-0.3, high=0.7),
+        value=Number(value=4.0, low=3.0, high=5.0), over=Number(value=0.2, low=-0.3, high=0.7, groups=10),
     )  # fmt: skip
-    assert verdicts._over_control(one)[0] == "not testable"
+    assert maps._over_control(one)[0] == "not testable"
 
 
 def one_donor() -> None:
@@ -39,23 +39,23 @@ def one_donor() -> None:
 
 OF_AUDITS = [
     Mutant(
-        "the value for the interval", verdicts, "beyond", "number.low > margin", "number.value > margin",
+        "the value for the interval", judged, "beyond", "number.low > margin", "number.value > margin",
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", verdicts, "_reliance", "remove if marker else []", "remove",
+        "a fill decides where every image has something", regions, "_reliance", "remove if marker else []", "remove",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
-        "one fill is enough", verdicts, "_under_all", "if len(words) == 1:", "if words:",
+        "one fill is enough", judged, "under_all", "if len(words) == 1:", "if words:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
     ),
     Mutant(
-        "an inverted answer is none", verdicts, "_is_inverted", "auroc.value < 0.5", "auroc.value < 0",
+        "an inverted answer is none", regions, "_is_inverted", "auroc.value < 0.5", "auroc.value < 0",
         turned_round,
     ),
     Mutant(
-        "what is open counts as an accusation", verdicts, "_over_control", "one.over.high <= 0", "one.over.low <= 0",
+        "what is open counts as an accusation", maps, "_over_control", "one.over.high <= 0", "one.over.low <= 0",
         open_against_a_control,
     ),
     Mutant(
@@ -67,7 +67,7 @@ OF_AUDITS = [
         one_donor,
     ),
     Mutant(
-        "a control is not asked", verdicts, "_sane", "control.passes is not False", "False",
+        "a control is not asked", maps, "_sane", "control.passes is not False", "False",
         rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
     ),
     Mutant("negative heat counts", masses, "share", "np.maximum(heat, 0)", "np.abs(heat)", a_share_is_of_what_is_positive),

@@ -88,6 +88,27 @@ def test_grad_cam_alone_says_that_the_token_is_too_small_for_it_not_that_there_i
     assert word(cases["confounded"][1], "where the maps lie", "token · integratedgradients").word == "supported"
 
 
+def test_how_large_an_enrichment_can_be_stands_beside_it(cases):
+    run = cases["confounded"][1]
+    found = [one for one in run.summary.localise.lines if one.metric == "enrichment"]
+    assert all(1 < one.value.value <= one.most or one.value.value <= 1 for one in found)
+    (uniform,) = [
+        one.value.value
+        for one in run.summary.localise.lines
+        if (one.metric, one.method) == ("energy-inside", "uniform")
+    ]
+    assert all(one.most == pytest.approx(1 / uniform, rel=0.1) for one in found)  # lesions are of about one size
+    assert all(one.enrichment.value is None or one.enrichment.value <= one.most for one in run.summary.shortcut.masses)
+
+
+def test_of_five_patients_the_randomisation_test_has_a_number_and_no_word(cases):
+    run = cases["confounded"][1]
+    ends = [one.end for test in run.summary.sanity.tests for one in test.similarities]
+    assert {(one.n, one.groups, one.low) for one in ends} == {(5, 5, None)}
+    assert word(run, "sanity", "gradcam").word == "not testable"
+    assert "5, and 10 are needed" in word(run, "sanity", "gradcam").reason
+
+
 def test_there_is_no_single_score_and_every_verdict_has_its_numbers_and_its_rule(cases):
     for _, run in cases.values():
         for one in run.verdicts:

@@ -11,7 +11,8 @@ pytest.importorskip("pydantic")
 from audit_summary import full, levels, num
 from camscope.audit.schema import Blanked, Intervention, Number, Randomised, Similarity, Summary
 from camscope.audit.shortcuts.masses import sensitivity, share
-from camscope.audit.verdicts import beyond, verdicts
+from camscope.audit.verdicts import verdicts
+from camscope.audit.verdicts.judged import beyond
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from camscope.audit.verdicts import beyond, verdicts
     [(0.71, 0.9, "supported"), (0.5, 0.69, "not supported"), (0.6, 0.8, "not testable"), (None, None, "not testable")],
 )
 def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word):
-    assert beyond(Number(value=0.7, low=low, high=high, n=10), 0.7)[0] == word
+    assert beyond(Number(value=0.7, low=low, high=high, n=10, groups=10), 0.7)[0] == word
 
 
 def told(summary: Summary, question: str, **which: str):
@@ -199,7 +200,7 @@ def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it
 def test_randomisation_says_nothing_where_the_edge_detector_passes_too():
     def test(method: str, passes: bool, control: bool) -> Randomised:
         similar = Similarity(
-            name="ssim", curve=(1.0, 0.1), low=0.1, null=0.2, high=0.3, passes=passes, reason="less alike"
+            name="ssim", curve=(1.0, 0.1), low=0.1, null=0.2, high=0.3, passes=passes, reason="", end=num(0.1, 0.05)
         )
         return Randomised(
             method=method, finding="nodule", steps=("fc",), seeds=(0,), similarities=(similar,), passes=passes, reason="",

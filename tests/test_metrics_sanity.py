@@ -232,13 +232,14 @@ def test_four_images_are_no_null():
     assert few.figure().shape[2] == 3
 
 
-def test_maps_without_a_number_are_counted_and_too_many_are_no_pass():
+def test_maps_without_a_number_are_counted_and_too_many_neither_pass_nor_fail():
     few, many = told([[[0.1, np.nan, 0.2, 0.1, 0.2]]], 0.3), told([[[0.1, 0.1, *3 * [np.nan]]]], 0.3)
     assert (few.passes, few.undefined, few.curve("spearman")[-1]) == (True, 1, pytest.approx(0.15))
-    assert (many.passes, many.undefined) == (False, 3)
+    assert (many.passes, many.undefined) == (None, 3)
     assert "nothing to compare" in many.verdicts["spearman"].reason
     none = told([[[np.nan] * 5]], np.nan)
-    assert not none.passes
+    assert none.passes is None
+    assert none.title.startswith("m, cascading randomisation, no verdict (5 images")
     assert np.isnan(none.null_interval("spearman")).all()
     assert none.figure().shape[2] == 3
 

@@ -39,6 +39,6 @@ def described(manifest: Path, weights: Path, p: float) -> dict[str, Any]:
             "settings": {"integratedgradients": {"steps": 16}},
         },
         "regions": {"modality": "xray", "organ": "region_lungs", "columns": {"token": "region_token"}},
-        "sizes": {"faithfulness": 24, "robustness": 12, "sanity": 8, "interventions": 120, "gallery": 8},
+        "sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 120, "gallery": 8},
         "report": {"columns": ["site"]},
     }

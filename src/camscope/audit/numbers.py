@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from camscope.audit.enough import FOR_AN_INTERVAL
 from camscope.audit.schema import Number
 from camscope.metrics import Estimate
 
@@ -11,20 +12,22 @@ DIGITS = 10  # significant ones: what rounding does to the last bits is no diffe
 
 
 def number(found: Estimate | None, baseline: float | None = None, name: str = "", reason: str = "") -> Number:
-    """An estimate, beside what knows nothing; without one, why there is none."""
+    """An estimate, beside what knows nothing; without one, why there is none. Of few patients it has no interval, and no p."""
     if found is None:
         return Number(reason=reason or "there is no value", baseline=rounded(baseline), baseline_name=name)
+    few = found.groups < FOR_AN_INTERVAL
+    why = f"too few patients for an interval: {found.groups}, and {FOR_AN_INTERVAL} are needed" if few else ""
     return Number(
         value=rounded(found.mean),
-        low=rounded(found.low),
-        high=rounded(found.high),
+        low=None if few else rounded(found.low),
+        high=None if few else rounded(found.high),
         n=found.n,
         groups=found.groups,
         undefined=found.undefined,
-        p=rounded(found.p),
+        p=None if few else rounded(found.p),
         baseline=rounded(baseline),
         baseline_name=name,
-        reason=reason,
+        reason="; ".join(filter(None, (reason, why))),
     )
 
 

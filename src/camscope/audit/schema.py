@@ -196,7 +196,7 @@ class Explain(Stage):
 
 class Line(Part):
     """A metric of a method, or of a map that knows nothing of the model (`control`): `over` is the paired difference to the
-    best of these, counted so that more is better.
+    best of these, counted so that more is better. `most`: of enrichment what all of the map inside would be, 1 / area.
     """
 
     metric: str
@@ -208,6 +208,7 @@ class Line(Part):
     fill: str | None
     value: Number
     over: Number | None
+    most: float | None = None
 
 
 class Measured(Stage):
@@ -219,15 +220,19 @@ class Measured(Stage):
 
 
 class Similarity(Part):
-    """How alike the maps of a model that has lost its training stay, step by step, beside maps of different images."""
+    """How alike the maps of a model that has lost its training stay, step by step, beside maps of different images.
+
+    `end`: after the last step, with its interval by patient. `passes` None: there is nothing to compare.
+    """
 
     name: str
     curve: tuple[float | None, ...]
     low: float | None
     null: float | None
     high: float | None
-    passes: bool
+    passes: bool | None
     reason: str
+    end: Number = Number()
 
 
 class Randomised(Part):
@@ -251,7 +256,7 @@ class Sanity(Stage):
 
 
 class Mass(Part):
-    """How much of a method's maps lies in a region. `null`: of the maps of other images in the same places."""
+    """How much of a method's maps lies in a region. `most`: what the enrichment of a map that is all inside would be."""
 
     region: str
     method: str
@@ -263,6 +268,7 @@ class Mass(Part):
     diameter: float
     stride: float
     reason: str = ""
+    most: float | None = None
 
 
 class Intervention(Part):
@@ -286,11 +292,15 @@ class Blanked(Part):
 
 
 class Leak(Part):
-    """Whether a column of the manifest can be read off the model's features."""
+    """Whether a column of the manifest can be read off the model's features.
+
+    `readable`: the interval lies above a half, and no deal of the labels at random gave as much; the most gave `null_high`.
+    """
 
     column: str
     auroc: Number
     null_high: float | None
+    readable: bool = False
 
 
 class Cluster(Part):
@@ -313,13 +323,14 @@ class Stability(Part):
 
 
 class Strategies(Part):
-    """Groups of maps. `claimed`: 1 where there is no reason to believe in several ways of looking."""
+    """Groups of maps, of so many `patients`. `claimed`: 1 where there is no reason to believe in several ways of looking."""
 
     finding: str
     method: str
     claimed: int
     maps: int
     left_out: int
+    patients: int = 0
     eigenvalues: tuple[float, ...] = ()
     trials: tuple[Stability, ...] = ()
     clusters: tuple[Cluster, ...] = ()

@@ -181,6 +181,7 @@ MARGINS = {
     "enrichment": "of a region in a map, where 1 is chance",
     "mass": "a difference of a map's share between subgroups",
     "robust": "rank correlation of maps under changes that do not matter",
+    "leak": "the AUROC of a probe below which the features do not tell a column, as site",
 }
 
 

@@ -80,9 +80,10 @@ class Randomised:
         return few if self.images < LEAST else ""
 
     @property
-    def passes(self) -> bool:
-        """Whether every similarity falls to or below its null by the last step."""
-        return all(one.passes for one in self.verdicts.values())
+    def passes(self) -> bool | None:
+        """Whether every similarity falls to or below its null by the last step; None where one cannot say, and none fails."""
+        each = {one.passes for one in self.verdicts.values()}
+        return False if False in each else None if None in each else True
 
     def of_seed(self, seed: int) -> "Randomised":
         """One run by itself; its picture still has the first one's maps."""
@@ -92,7 +93,8 @@ class Randomised:
     @property
     def title(self) -> str:
         """The test and its outcome in a line."""
-        said = ", no verdict" if self.undecided else ": passes" if self.passes else ": fails"
+        passes = None if self.undecided else self.passes
+        said = ", no verdict" if passes is None else ": passes" if passes else ": fails"
         words = f"{self.method}, {self.order} randomisation{said} ({self.images} images, seeds {', '.join(map(str, self.seeds))}"
         return f"{words}; {self.undefined} comparisons without a number)" if self.undefined else f"{words})"
 

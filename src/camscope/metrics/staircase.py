@@ -69,13 +69,20 @@ def _words(verdict: Verdict | None, rows: int, width: int) -> Picture:
         return out
     numbers = f"{verdict.last:.2f} beside {verdict.low:.2f}..{verdict.high:.2f}"
     tiles = [
-        text_tile("passes" if verdict.passes else "fails", 16, width=width, ink=GREEN if verdict.passes else RED),
+        _outcome(verdict.passes, width),
         text_tile(numbers, 13, width=width),
         text_tile(verdict.reason, 12, width=width, lines=2, ink=GREY),
     ]
     column = np.concatenate(tiles)[:rows]
     out[(rows - column.shape[0]) // 2 :][: column.shape[0]] = column
     return out
+
+
+def _outcome(passes: bool | None, width: int) -> Picture:
+    """In a word."""
+    if passes is None:
+        return text_tile("no verdict", 16, width=width, ink=GREY)
+    return text_tile("passes" if passes else "fails", 16, width=width, ink=GREEN if passes else RED)
 
 
 def _short(steps: Sequence[str]) -> list[str]:

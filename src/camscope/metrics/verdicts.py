@@ -11,9 +11,12 @@ REPLICATES = 2000
 
 
 class Verdict(NamedTuple):
-    """What one similarity says of the last step: `last`, the mean there, beside the null's interval `low`..`high`."""
+    """What one similarity says of the last step: `last`, the mean there, beside the null's interval `low`..`high`.
 
-    passes: bool
+    `passes` None: there is nothing to compare, and so neither a pass nor a failure.
+    """
+
+    passes: bool | None
     last: float
     low: float
     high: float
@@ -21,11 +24,11 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(end: Floats, null: tuple[float, float, float]) -> Verdict:
-    """Similarities of the last step's maps, NaN where there is none; a pass needs a number of half of them at least."""
+    """Similarities of the last step's maps, NaN where there is none; a word needs a number of half of them at least."""
     low, _, high = null
     last = mean_of(end)
     if np.isnan(end).mean() > 0.5 or np.isnan(high):
-        return Verdict(False, last, low, high, "most maps have no number: nothing to compare")
+        return Verdict(None, last, low, high, "most maps have no number: nothing to compare")
     if last >= UNCHANGED:
         return Verdict(False, last, low, high, "the map is still the same")
     words = "less alike than" if last < low else "as alike as" if last <= high else "more alike than"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from camscope.audit.answers.levels import levels_of
 from camscope.audit.answers.performance import area_estimate
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
+from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask
@@ -57,7 +58,7 @@ def contrast(
     groups: Sequence[Hashable] | None = None,
     *,
     margin: float,
-    least: int = 10,
+    least: int = FOR_A_WORD,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
@@ -85,7 +86,7 @@ def contrast_aurocs(
     groups: Sequence[Hashable] | None = None,
     *,
     margin: float,
-    least: int = 10,
+    least: int = FOR_A_WORD,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:

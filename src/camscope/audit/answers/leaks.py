@@ -28,6 +28,7 @@ def leaks(subject: Subject, answered: Answered) -> Iterator[Leak]:
                 column=column,
                 auroc=number(found.auroc, found.chance, "labels dealt to patients at random"),
                 null_high=rounded(found.chance_high),
+                readable=found.readable,
             )
         except UndefinedError as error:
             yield Leak(column=column, auroc=number(None, 0.5, "chance", str(error)), null_high=None)

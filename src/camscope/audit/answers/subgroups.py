@@ -52,7 +52,7 @@ def _of(column: str, one: Contrast, about: Mapping[str, Any]) -> Level:
     level = str(one.level) if one.against is None else f"{one.level} against {one.against}"
     if one.difference is None or one.word is None:
         return _open(column, level, one.reason, about)
-    difference = number(one.difference, 0.0, "no difference")
+    difference = number(one.difference, 0.0, "no difference", one.reason)
     return Level(
         column=column,
         level=level,

@@ -11,7 +11,7 @@ QUANTITY: Mapping[str, str] = {
     "localisation": "enrichment",
     "localisation by subgroup": "difference of the share inside",
     "where the maps lie": "enrichment",
-    "faithfulness": "gap, over the best control",
+    "faithfulness": "over the best control",
     "sanity": "similarity that is left",
     "robustness": "rank correlation",
     "leak": "AUROC of the probe",
@@ -33,6 +33,7 @@ MARGINS: Mapping[str, str] = {
     "enrichment": "A region's share of the map over its share of the image, where chance is one",
     "mass": "A difference of a map's share between subgroups that would matter",
     "robust": "The rank correlation of maps under changes that do not matter",
+    "leak": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
 }
 
 

@@ -78,6 +78,7 @@ def _mass(
         diameter=rounded(diameter) or 0.0,
         stride=rounded(stride) or 0.0,
         reason="" if resolved else "below the resolution of the maps" if there else "no image has it",
+        most=rounded(_mean(1 / area[~np.isnan(own)])),
     )
 
 

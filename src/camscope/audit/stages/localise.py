@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.lines import grouped, lines, of_finding, values
-from camscope.audit.schema import Level, Measured
+from camscope.audit.numbers import rounded
+from camscope.audit.schema import Level, Line, Measured
 from camscope.audit.subject import Finding, Subject
 from camscope.measure import Measures, measure
 
@@ -22,7 +24,7 @@ def localise(subject: Subject) -> Measured:
         return Measured(tested=False, reason=why)
     known = [one for one in subject.findings if one.name in subject.evidence]
     made = [(finding, _measured(subject, finding)) for finding in known]
-    found = [line for finding, values in made for line in lines(subject, values, finding)]
+    found = [line for finding, values in made for line in _bounded(subject, values, finding)]
     if not any(line.value.n for line in found if line.metric == "enrichment" and not line.control):
         return Measured(tested=False, reason=f"no map has a value: {_why(subject, made)}")
     images = max(line.value.n for line in found if line.metric == "enrichment")
@@ -48,6 +50,15 @@ def _measured(subject: Subject, finding: Finding) -> Measures:
         strict=False,
         told=subject.told,
     )
+
+
+def _bounded(subject: Subject, measures: Measures, finding: Finding) -> Iterator[Line]:
+    """The lines; of enrichment with the most that it can be: a uniform map has the area inside, and no map more than all."""
+    own = of_finding(subject, measures.table(), finding, True)
+    areas = [area for area in values(own, "energy-inside", "uniform", None).values() if area > 0]
+    most = rounded(fmean(1 / area for area in areas)) if areas else None
+    for line in lines(subject, measures, finding):
+        yield line.model_copy(update={"most": most}) if line.metric == "enrichment" else line
 
 
 def _levels(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> Iterator[Level]:

@@ -42,6 +42,7 @@ def ways(subject: Subject, tool: Any, finding: Finding, seen: Scenes, answered: 
         claimed=found.claimed,
         maps=found.n,
         left_out=len(found.zero),
+        patients=found.patients,
         eigenvalues=tuple(rounded(one) or 0.0 for one in found.eigenvalues),
         trials=tuple(_trial(one) for one in found.partitions),
         clusters=tuple(_clusters(subject, found, rows, heats, seen, answered, finding)),

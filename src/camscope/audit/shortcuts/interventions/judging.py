@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, Protocol, TypeVar
 
+from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError
 
 Word = Literal["supported", "not supported", "not testable"]
 
 MARGIN: Final = 0.1  # SD of log odds
-PATIENTS: Final = 10  # below, an interval of a bootstrap says more of its few patients than of the model
 FILLS: Final = 2  # that a removal is seen under: one fill's effect may be its own
 
 
@@ -124,7 +124,7 @@ def _speaking(ways: Mapping[str, Sequence[Shown]], margin: float) -> dict[str, s
 
 
 def _told(shown: Shown) -> bool:
-    return shown.effect.low is not None and shown.effect.high is not None and shown.effect.groups >= PATIENTS
+    return shown.effect.low is not None and shown.effect.high is not None and shown.effect.groups >= FOR_A_WORD
 
 
 def _beyond(shown: Shown, margin: float) -> int:
