@@ -185,6 +185,15 @@ def test_other_words_on_the_page_are_seen_though_the_seal_was_made_again(copied)
     assert failed() == {"numbers of the page"}
 
 
+def test_a_number_that_no_stage_left_is_seen_though_the_seal_was_made_again(copied):
+    stage = Path("audit/stages/shortcut.json")
+    left = json.loads(stage.read_bytes())
+    left["blanked"][0]["auroc"]["value"] = 0.123
+    stage.write_text(json.dumps(left))
+    resealed()
+    assert failed() == {"parts"}
+
+
 def test_a_file_that_was_added_is_seen_wherever_it_is(copied):
     for name in (".hidden", "stages/provenance.json", "maps/.x/y"):
         place = Path("audit", name)

@@ -11,6 +11,7 @@ from camscope.audit.answers.performance import auroc, average_precision
 from camscope.audit.audited import AuditRun
 from camscope.audit.checked import Checked
 from camscope.audit.numbers import number
+from camscope.audit.running import JOBS, STAGES
 from camscope.audit.schema import Answers, Line
 from camscope.batch.manifest import arrow
 
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEAR = 1e-6  # of a number of the summary, which is rounded
-STAGES = ("localise", "faithfulness", "robustness")
+MEASURED = ("localise", "faithfulness", "robustness")
 KEYS = ("stage", "metric", "method", "layer", "control", "fill")
 Wrong = Iterator[str]
 
 
 def following(run: AuditRun) -> Iterator[Checked]:
-    """The answers by predictions.parquet, the effects by interventions.parquet, the means by metrics.parquet."""
+    """Parts by what stages left, answers by predictions.parquet, effects by interventions.parquet, means by metrics.parquet."""
     for name, find, words in (
+        ("parts", _parts, "{} are what the stages left"),
         ("answers", _answers, "AUROC, average precision and counts follow from predictions.parquet"),
         ("effects", _effects, "{} follow from interventions.parquet"),
         ("means", _means, "{} follow from metrics.parquet"),
@@ -40,6 +42,14 @@ def _checked(run: AuditRun, name: str, find: Callable[[AuditRun, Counter[str]], 
     except Exception as error:  # tables that were changed can be wrong in any way
         return Checked(name, False, f"they do not follow from the tables: {type(error).__name__}")
     return Checked.of(name, words.format(seen.total()), wrong)
+
+
+def _parts(run: AuditRun, seen: Counter[str]) -> Wrong:
+    for name, job in JOBS.items():
+        seen["parts"] += 1
+        left = job.kind.model_validate_json((run.folder / STAGES / f"{name}.json").read_bytes())
+        if left != getattr(run.summary, name):
+            yield f"{name} is another one in the summary than in {STAGES}/{name}.json"
 
 
 def _answers(run: AuditRun, seen: Counter[str]) -> Wrong:
@@ -102,7 +112,7 @@ def _effects(run: AuditRun, seen: Counter[str]) -> Wrong:
 
 def _means(run: AuditRun, seen: Counter[str]) -> Wrong:
     known = {finding: _by_key(run, finding) for finding in run.summary.resolve.findings}
-    for stage in STAGES:
+    for stage in MEASURED:
         for one in getattr(run.summary, stage).lines:
             if one.value.value is None:
                 continue
