@@ -66,7 +66,11 @@ def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
         claimed("Another.", "nodule", "supported"),
     ]
     found = list(comparing.changes(alike, moved))
-    assert found == [comparing.Change("The maps stay.", "not supported", "not testable", "effusion")]
+    change = comparing.Change("The maps stay.", "not supported", "not testable", "effusion")
+    assert found == [change, comparing.Change("Another.", "not there", "supported", "nodule")]
+    assert list(comparing.changes(moved, alike))[1:] == [
+        comparing.Change("Another.", "supported", "not there", "nodule")
+    ]
 
 
 def test_no_two_verdicts_of_an_audit_make_the_same_claim():

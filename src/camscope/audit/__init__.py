@@ -4,7 +4,8 @@
 (`running`), each makes its part of the `schema`, and `verdicts` and `limits` follow from the parts; the `report` shows them.
 What stages are made of: `answers` of the model, `lines` of metrics (of `samples`), `shortcuts`, and `ways` of looking.
 Around them: `starting` writes a config, `estimating` says how long it takes, `audited` is the finished audit with its tables
-(`writing`) and its `provenance`; `comparing` holds two against one another, `verifying` one against its digests.
+(`writing`) and its `provenance`; `comparing` holds two against one another that are `alike`; `verifying` holds one against its
+digests, its summary against the tables it follows from (`following`), and some rows against the images (`recomputing`).
 """
 
 import importlib.util

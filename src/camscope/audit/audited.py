@@ -11,7 +11,17 @@ from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
 from camscope.audit.config import Config
-from camscope.audit.running import PLAN, Foreseeing, Telling, as_json, begin, folder_of, stages, summarised
+from camscope.audit.running import (
+    PLAN,
+    Foreseeing,
+    Telling,
+    as_json,
+    begin,
+    expect_images,
+    folder_of,
+    stages,
+    summarised,
+)
 from camscope.audit.schema import Summary, Verdict
 from camscope.audit.stages.report import report
 from camscope.audit.stages.shortcut import FILE as INTERVENTIONS
@@ -41,9 +51,11 @@ def run(
     seconds that each stage will take, about.
     """
     subject = Subject(Config.of(config), folder_of(output))
-    begin(subject, overwrite=overwrite)
+    telling = told or (lambda stage, done, total: None)
+    begin(subject, telling, overwrite=overwrite)
     provenance.begun(subject, anew=overwrite)
-    made = stages(subject, told or (lambda stage, done, total: None), overwrite=False, foreseen=foreseen)
+    made = stages(subject, telling, overwrite=False, foreseen=foreseen)
+    expect_images(subject, provenance.seen(subject))
     summary = summarised(subject, made)
     writing.write_metrics(subject)
     writing.write_failures(subject)

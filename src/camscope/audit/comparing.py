@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camscope.audit.alike import ABSENT, expect_alike
 from camscope.audit.answers.performance import auroc
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
 from camscope.audit.audited import AuditRun
 from camscope.audit.numbers import number
 from camscope.audit.schema import Number, Verdict
 from camscope.batch.manifest import arrow
-from camscope.errors import InputError, UndefinedError
+from camscope.errors import UndefinedError
 from camscope.metrics import Estimate
 from camscope.metrics.statistics import difference, holm, interval_of, numbered, p_of
 
@@ -44,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Change:
-    """A verdict that is another one."""
+    """A verdict that is another one; `first`, `second`: "not there" where only the other audit has it."""
 
     claim: str
     first: str
@@ -54,11 +55,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two audits."""
+    """What differs between two audits. `notes`: what of it may not be the model's doing."""
 
     runs: tuple[str, str]
     differences: tuple[Difference, ...]
     changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
 
     def json(self) -> str:
         """Sorted, without NaN."""
@@ -77,6 +79,7 @@ class Comparison:
                 for one in self.differences
             ],
             "changes": [asdict(one) for one in self.changes],
+            "notes": list(self.notes),
         }
         return json.dumps(plain, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -84,28 +87,30 @@ class Comparison:
 def compared(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> Comparison:
-    """Answers, maps and interventions of the images that both have; InputError where they are of other data."""
+    """Answers, maps and interventions of the same images; InputError where more than the model differs: see `expect_alike`."""
     one, other = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
-    if one.summary.data != other.summary.data:
-        raise InputError("the two audits are of different manifests: only audits of the same images are compared")
-    findings = [name for name in one.summary.resolve.findings if name in other.summary.resolve.findings]
-    if not findings:
-        raise InputError("the two audits ask about no finding in common")
+    notes, findings = expect_alike(one, other), one.summary.resolve.findings
     patients = _patients(one)
     made = [gap for finding in findings for gap in _of(one, other, finding, patients, seed)]
     corrected = holm([1.0 if gap.difference.p is None else gap.difference.p for gap in made])
     adjusted = [gap if gap.difference.p is None else _with_p(gap, p) for gap, p in zip(made, corrected, strict=True)]
     moved = tuple(changes(one.summary.verdicts, other.summary.verdicts))
-    return Comparison((one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), moved)
+    return Comparison((one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), moved, notes)
 
 
 def changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[Change]:
-    """Verdicts of both that are another one, in the order of the second; claims of two findings may be worded alike."""
-    words = {_key(verdict): verdict.word for verdict in first}
+    """Verdicts that are another one, in the order of the second, then those that only the first has.
+
+    Claims of two findings may be worded alike.
+    """
+    words = {_key(verdict): verdict for verdict in first}
     for verdict in second:
-        before = words.get(_key(verdict), verdict.word)
-        if before != verdict.word:
-            yield Change(verdict.claim, before, verdict.word, verdict.finding)
+        before = words.pop(_key(verdict), None)
+        word = ABSENT if before is None else before.word
+        if word != verdict.word:
+            yield Change(verdict.claim, word, verdict.word, verdict.finding)
+    for verdict in words.values():
+        yield Change(verdict.claim, verdict.word, ABSENT, verdict.finding)
 
 
 def _key(verdict: Verdict) -> tuple[str, str, str, str]:

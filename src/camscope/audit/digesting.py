@@ -1,25 +1,31 @@
-"""digesting: sha256 of what an audit is made of, and of what it leaves: files, tables, masks, the source of the model."""
+"""digesting: sha256 of what an audit is made of, and of what it leaves: files, tables, images, masks, the model's source."""
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from camscope.audit.subject import THREADS, Subject
 from camscope.batch.manifest import arrow
-from camscope.errors import UndefinedError
+from camscope.batch.reading import sha256_of
+from camscope.errors import MissingExtraError, UndefinedError
 from camscope.measure.evidence import Coco, Column, Files
 from camscope.measure.namesakes import Namesakes
 from camscope.models import LIBRARIES
 
+T = TypeVar("T")
+U = TypeVar("U")
 TIMES = ("seconds",)  # columns of a table that no second run repeats
 NONE = "none"  # where there is nothing that could have a digest
+OFTEN = 32  # images after which it is told how many are done
 PIECE = 1024  # files that are read before their digests are taken in
 _MASKS: WeakKeyDictionary[Subject, str] = WeakKeyDictionary()  # a start asks several times
+_IMAGES: WeakKeyDictionary[Subject, dict[str, str | None]] = WeakKeyDictionary()
 
 
 def of_bytes(path: str | Path) -> str:
@@ -63,6 +69,43 @@ def _file_of(module: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
+def of_images(subject: Subject, told: Callable[[int, int], None] | None = None) -> dict[str, str | None]:
+    """Of each audited row its name and the sha256 of its image, as `maps/` has it; None where there is nothing to read.
+
+    Each is read once a start. `told`: how many are done, of how many.
+    """
+    if subject not in _IMAGES:
+        found: dict[str, str | None] = {}
+        for row, digits in _each(lambda row: _of_image(subject, row), subject.rows):
+            found[subject.ids[row]] = digits
+            if told is not None and (len(found) % OFTEN == 0 or len(found) == len(subject.rows)):
+                told(len(found), len(subject.rows))
+        _IMAGES[subject] = found
+    return _IMAGES[subject]
+
+
+def _of_image(subject: Subject, row: int) -> str | None:
+    try:
+        return sha256_of(subject.source(row))
+    except MissingExtraError:
+        raise
+    except Exception:  # a store, a network and a dataset may raise anything; failures.csv says what
+        return None
+
+
+def _each(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
+    """Each with what a thread made of it, in their order."""
+    left = iter(items)
+    with ThreadPoolExecutor(THREADS) as pool:
+        while piece := list(islice(left, PIECE)):
+            yield from zip(piece, pool.map(work, piece), strict=True)
+
+
+def others(images: Mapping[str, str | None], then: Mapping[str, str | None]) -> list[str]:
+    """The names of images that are other ones, or of which there is only one."""
+    return [name for name in {**then, **images} if name not in images or images[name] != then.get(name, "")]
+
+
 def of_masks(subject: Subject) -> str:
     """Of every mask that the config names, of the audited rows, 64 hex digits; "none" where it names none."""
     if subject not in _MASKS:
@@ -78,12 +121,9 @@ def _of_masks(subject: Subject) -> str:
     if not any(named.values()):
         return NONE
     sha = hashlib.sha256()
-    with ThreadPoolExecutor(THREADS) as pool:
-        for part, name in named.items():
-            files = iter(() if name is None else _masks(subject, name))
-            while piece := list(islice(files, PIECE)):
-                for (what, _), found in zip(piece, pool.map(_there, (file for _, file in piece)), strict=True):
-                    sha.update(f"{part}\n{what}\n{found}\n".encode())
+    for part, name in named.items():
+        for (what, _), found in _each(lambda one: _there(one[1]), () if name is None else _masks(subject, name)):
+            sha.update(f"{part}\n{what}\n{found}\n".encode())
     return sha.hexdigest()
 
 

@@ -3,9 +3,12 @@
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 import torch
 
-from camscope.audit.digesting import NONE, of_bytes, of_content, of_input, of_masks, of_source
+from camscope.audit.digesting import NONE, of_bytes, of_content, of_images, of_input, of_masks, of_source
 from camscope.audit.subject import Subject
 from camscope.batch.run import digest_of_table
 from camscope.cards import digest
@@ -33,11 +36,27 @@ PACKAGES = (
     "pydantic",
     "pydicom",
     "nibabel",
+    "pillow",
+    "matplotlib",
+    "jinja2",
 )
+TRACE = ("image_size", "input_size", "placement", "world", "steps")
+CHECKOUT = "not from a checkout"
+LATER = (
+    "started",
+    "ended",
+    "stages",
+    "rows",
+    "preprocessing",
+    "outputs",
+    "bytes",
+    "completeness",
+    "seal",
+)  # not on the page
 BEGUN = "begun"  # the event of the log with which an audit begins
 REQUIRED = (
     "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
-    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing",
 )  # fmt: skip
 
 
@@ -62,6 +81,18 @@ def code() -> str:
         if path.suffix in (".py", ".html", ".css", ".csv"):
             sha.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return sha.hexdigest()[:16]
+
+
+@cache
+def commit() -> str:
+    """Of the checkout that camscope runs from, with "-dirty" behind it where files differ from it; else that there is none."""
+    root, git = Path(__file__).parents[3], shutil.which("git")
+    if git is None or not (root / ".git").exists() or not (root / "src" / "camscope").is_dir():
+        return CHECKOUT
+    asked = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    alone = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # it only looks
+    found = subprocess.run(asked, capture_output=True, text=True, check=False, env=alone)  # noqa: S603 - of our own words
+    return found.stdout.strip() or "a checkout that git does not read"
 
 
 def note(folder: Path, event: Mapping[str, Any]) -> None:
@@ -100,6 +131,12 @@ def declared(folder: Path) -> list[str]:
     return [str(one.get("config")) for one in events(folder) if one.get("event") == BEGUN]
 
 
+def declarations(folder: Path, config: str) -> dict[str, int | bool]:
+    """How many different configs there were in a folder, and whether this one is the first of them."""
+    known = list(dict.fromkeys(declared(folder))) or [config]
+    return {"declarations": len(known), "declared_before_looking": known[0] == config}
+
+
 def _own(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events of the audit that was begun last."""
     last = max((n for n, one in enumerate(said) if one.get("event") == BEGUN), default=0)
@@ -114,6 +151,7 @@ def write(subject: Subject) -> dict[str, Any]:
         "ended": said[-1]["time"] if said else None,
         "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
         "rows": rows(subject),
+        "preprocessing": preprocessing(subject),
         "outputs": outputs(subject.folder),
         "bytes": files(subject.folder),
     }
@@ -131,15 +169,14 @@ def as_written(made: Mapping[str, Any]) -> bytes:
 def facts(subject: Subject) -> dict[str, Any]:
     """What an audit is made of, the same for every start of it on one machine."""
     config, known = subject.config, identity(subject)
-    declarations = list(dict.fromkeys(declared(subject.folder))) or [known["config"]]
     return {
         "schema_version": "camscope/audit-provenance/1",
         "camscope": __version__,
         "code": known["code"],
+        "commit": commit(),
         "config": _discreet(subject),
         "config_digest": known["config"],
-        "declarations": len(declarations),
-        "declared_before_looking": declarations[0] == known["config"],
+        **declarations(subject.folder, known["config"]),
         "data": {"digest": known["data"], "rows": len(subject.rows), "manifest": of_input(config.data.manifest)},
         "masks": known["masks"],
         "model": {
@@ -149,7 +186,10 @@ def facts(subject: Subject) -> dict[str, Any]:
             "parameters": sum(one.numel() for one in subject.model.parameters()),
         },
         "seeds": {"audit": config.seed, "replicates": config.replicates},
-        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: one for name, one in versions(PACKAGES) if one is not None},
+        },
         "machine": {
             "system": platform.system(),
             "processor": platform.machine(),
@@ -174,9 +214,30 @@ def rows(subject: Subject) -> dict[str, str | None]:
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
 
+def seen(subject: Subject) -> dict[str, str | None]:
+    """The images of which the maps were made; where one could not be read then, what its file holds."""
+    return {**of_images(subject), **{name: digits for name, digits in rows(subject).items() if digits is not None}}
+
+
+def preprocessing(subject: Subject) -> dict[str, str]:
+    """Of every row its name and 16 hex digits of what was done to its image: sizes, placement, and of a scan each step."""
+    made: dict[str, str] = {}
+    for row in subject.maps.table(["id", *TRACE]).to_pylist():
+        name = row.pop("id")
+        if name not in made or row["input_size"] is not None:  # one method may fail where another does not
+            made[name] = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    return dict(sorted(made.items()))
+
+
+def on_page(known: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a provenance stands in the report, which is made before it."""
+    return {name: value for name, value in known.items() if name not in LATER}
+
+
 def outputs(folder: Path) -> dict[str, str]:
     """Of every file that the same audit makes again, the digest of what it says; of tables without the times in them."""
-    return {name: of_content(path) for name, path in _files(folder) if name != LOG}
+    made = ((name, path) for name, path in _files(folder) if name != LOG and not path.name.startswith("."))
+    return {name: of_content(path) for name, path in made}
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -186,8 +247,9 @@ def files(folder: Path) -> dict[str, str]:
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != FILE and not path.name.startswith("."):
-            yield path.relative_to(folder).as_posix(), path
+        name = path.relative_to(folder).as_posix()
+        if (path.is_file() or path.is_symlink()) and name != FILE:
+            yield name, path
 
 
 def _read(path: Path) -> str:
@@ -206,9 +268,10 @@ def _discreet(subject: Subject) -> dict[str, Any]:
     return plain
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in PACKAGES:
+def versions(packages: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Of each package; None of one that is not there."""
+    for name in packages:
         try:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            continue
+            yield name, None

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
+from camscope.audit.digesting import of_images, others
 from camscope.audit.estimating import estimated
 from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
 from camscope.audit.stages.check import check
@@ -26,7 +27,7 @@ from camscope.audit.subject import Subject
 from camscope.errors import OutputError
 from camscope.files import write_bytes
 
-PLAN, STAGES = "audit.json", "stages"
+PLAN, STAGES, IMAGES = "audit.json", "stages", "images"
 FORESEEN_AFTER = "resolve"  # which has tried the model and the methods
 Telling = Callable[[str, int, int], None]  # a stage, and how much of it is done, of how much
 Foreseeing = Callable[[Mapping[str, float]], None]  # stage -> seconds that it will take, about
@@ -56,7 +57,7 @@ JOBS: dict[str, Job] = {
 
 def stages(subject: Subject, told: Telling, *, overwrite: bool, foreseen: Foreseeing | None = None) -> dict[str, Stage]:
     """The parts of all stages: those that are there are read, the others are made."""
-    begin(subject, overwrite=overwrite)
+    begin(subject, told, overwrite=overwrite)
     made: dict[str, Stage] = {}
     for name, job in JOBS.items():
         there = _there(subject.folder, name, job)
@@ -66,22 +67,40 @@ def stages(subject: Subject, told: Telling, *, overwrite: bool, foreseen: Forese
     return made
 
 
-def begin(subject: Subject, *, overwrite: bool) -> None:
-    """The folder is this audit's: a new one, or one of the same config, data, weights and version."""
+def begin(subject: Subject, told: Telling, *, overwrite: bool) -> None:
+    """The folder is this audit's: a new one, or one of the same config, data, images, weights and version.
+
+    Before any stage looks at them all images are read, and their digests noted; `told` of it as of the stage "images".
+    """
     plan, facts = subject.folder / PLAN, provenance.identity(subject)
-    if plan.is_file() and not overwrite:
-        known = _read(plan)
-        if known is not None and known != facts:
-            other = next(name for name in facts if known.get(name) != facts[name])
-            raise OutputError(
-                f"{subject.folder} holds an audit with another {other}: choose another folder, or allow overwriting"
-            )
-        if known is not None:
-            return
+    known = _read(plan) if plan.is_file() and not overwrite else None
+    if known is not None:
+        _expect_same(subject, facts, known)
     elif subject.folder.is_dir() and any(subject.folder.iterdir()) and not plan.is_file():
         raise OutputError(f"{subject.folder} exists and is no audit; choose another folder")
+    images = of_images(subject, lambda done, total: told(IMAGES, done, total))
+    if known is not None and any((subject.folder / STAGES).glob("*.json")):
+        expect_images(subject, known.get(IMAGES))
+        return
     writing.emptied(subject.folder)
-    write_bytes(plan, as_json(facts))
+    write_bytes(plan, as_json({**facts, IMAGES: images}))
+
+
+def _expect_same(subject: Subject, facts: Mapping[str, str], known: Any) -> None:
+    if other := next((name for name in facts if not isinstance(known, dict) or known.get(name) != facts[name]), None):
+        raise OutputError(
+            f"{subject.folder} holds an audit with another {other}: choose another folder, or allow overwriting"
+        )
+
+
+def expect_images(subject: Subject, then: Any) -> None:
+    """OutputError where the images are not `then`: there would be answers of old ones beside maps of new ones."""
+    images = of_images(subject)
+    if changed := others(images, then if isinstance(then, dict) else {}):
+        raise OutputError(
+            f"{subject.folder}: {len(changed)} of {len(images)} images are other ones than those its stages have seen: "
+            "choose another folder, or allow overwriting"
+        )
 
 
 def _done(subject: Subject, name: str, job: Job, told: Telling) -> Stage:

@@ -3,43 +3,34 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from camscope.audit import provenance
-from camscope.audit.answers.answered import Answered
-from camscope.audit.answers.asking import logits_of, odds_of
 from camscope.audit.audited import AuditRun
+from camscope.audit.checked import Checked
 from camscope.audit.config import Config
-from camscope.audit.digesting import of_input
-from camscope.audit.report import unknown
-from camscope.audit.subject import Subject
+from camscope.audit.digesting import of_images, of_input, others
+from camscope.audit.following import following
+from camscope.audit.recomputing import LEFT, recomputed
+from camscope.audit.report import Pictures, page, unknown, unpictured
+from camscope.audit.subject import Subject, Told
 from camscope.audit.verdicts import verdicts
-from camscope.audit.writing import GALLERY, REPORT, SUMMARY
-from camscope.batch.manifest import arrow
-from camscope.batch.query import as_dicts
+from camscope.audit.writing import GALLERY, METRICS, REPORT, SUMMARY, metrics
 from camscope.errors import CamscopeError, InputError
 
-CLOSE = 1e-5  # of a map's largest value: other companions in a pass, another order of sums
-
-
-@dataclass(frozen=True)
-class Checked:
-    """One thing that was looked at."""
-
-    name: str
-    holds: bool
-    said: str
+NAMED = 5  # images that are other ones
+DRAWN_BY = ("matplotlib", "jinja2")  # what a page looks like depends on these
 
 
 @dataclass(frozen=True)
 class Verified:
-    """All that was looked at."""
+    """All that was looked at; `left`: what was not computed again."""
 
     checks: tuple[Checked, ...]
+    left: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -53,10 +44,12 @@ def verified(
     *,
     rows: int = 8,
     seed: int = 0,
+    told: Told | None = None,
 ) -> Verified:
-    """Every output against its digest. With the `config` also manifest, weights and code, and `rows` drawn by the seed again.
+    """Every output against its digest, the words against the numbers, and the numbers against the tables.
 
-    InputError where no finished audit is.
+    With the `config` also manifest, images, weights and code, and `rows` drawn by the seed again. `told`: how many images are
+    read, of how many. InputError where no finished audit is.
     """
     place = Path(folder)
     try:
@@ -64,10 +57,16 @@ def verified(
     except OSError as error:
         raise InputError(f"{folder}: it has no {provenance.FILE}: no finished audit is here") from error
     known = _known(written)
-    checks = [_sealed(known, written), *_outputs(place, known), _judged(place), _said(place, known)]
-    if config is not None:
-        checks += _again(place, Config.of(config), known, rows, seed)
-    return Verified(tuple(checks))
+    checks = [_sealed(known, written), *_outputs(place, known), _declared(place, known)]
+    sound = all(one.holds for one in checks)  # else it is known by now that something was changed
+    checks += [_judged(place), _said(place, known)]
+    if sound:
+        checks += [*_followed(place), _worded(place, known)]
+    if config is None:
+        return Verified(tuple(checks))
+    subject = Subject(Config.of(config), place)
+    checks += [*_inputs(subject, known), *_images(subject, known, told), *_again(subject, rows, seed)]
+    return Verified(tuple(checks), LEFT)
 
 
 def _known(written: bytes) -> dict[str, Any]:
@@ -107,6 +106,13 @@ def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
         yield Checked(name, False, why)
 
 
+def _declared(folder: Path, known: dict[str, Any]) -> Checked:
+    """Whether it says how often something was declared as the log does."""
+    there = provenance.declarations(folder, str(known.get("config_digest")))
+    same = all(known.get(name) == value for name, value in there.items())
+    return Checked("declarations", same, "as in the log" if same else f"the log has {there['declarations']}")
+
+
 def _judged(folder: Path) -> Checked:
     """Whether the verdicts follow from the numbers."""
     try:
@@ -123,6 +129,12 @@ def _judged(folder: Path) -> Checked:
     )
 
 
+def _followed(folder: Path) -> Iterator[Checked]:
+    """Whether the numbers follow from the tables."""
+    with suppress(InputError):  # it has no summary any more, as the verdicts say
+        yield from following(AuditRun(folder))
+
+
 def _said(folder: Path, known: dict[str, Any]) -> Checked:
     """Whether every number of the page is one of the files beside it."""
     try:
@@ -133,9 +145,24 @@ def _said(folder: Path, known: dict[str, Any]) -> Checked:
     return Checked("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
 
 
-def _again(folder: Path, config: Config, known: dict[str, Any], rows: int, seed: int) -> Iterator[Checked]:
-    subject = Subject(config, folder)
-    data, model = _part(known, "data"), _part(known, "model")
+def _worded(folder: Path, known: dict[str, Any]) -> Checked:
+    """Whether the page, made again of the files beside it, is the same but for its pictures, whose digests are."""
+    name, then = "words of the page", _part(known, "versions")
+    if known.get("code") != provenance.code() or any(
+        then.get(one) != now for one, now in provenance.versions(DRAWN_BY)
+    ):
+        return Checked(name, True, "they were written by another camscope, or with other packages: not written again")
+    try:
+        pictures = Pictures.of(json.loads((folder / GALLERY).read_bytes()))
+        made = page(AuditRun(folder).summary, pictures, provenance.on_page(known))
+        same = made == unpictured((folder / REPORT).read_text(encoding="utf-8"))
+    except Exception as error:  # files that were changed can be wrong in any way
+        return Checked(name, False, f"it cannot be written again: {type(error).__name__}")
+    return Checked(name, same, "written again they are the same" if same else "written again they are others")
+
+
+def _inputs(subject: Subject, known: dict[str, Any]) -> Iterator[Checked]:
+    config, data, model = subject.config, _part(known, "data"), _part(known, "model")
     for name, place, then in (
         ("weights file", config.model.weights, model.get("weights")),
         ("manifest file", config.data.manifest, data.get("manifest")),
@@ -158,41 +185,36 @@ def _again(folder: Path, config: Config, known: dict[str, Any], rows: int, seed:
     ):
         same = facts[name] == there
         yield Checked(name, same, f"{words}: {'the same' if same else 'another'}")
+
+
+def _images(subject: Subject, known: dict[str, Any], told: Told | None) -> Iterator[Checked]:
+    """Every image of the run by its bytes, and what is said of each beside."""
     try:
-        yield from _rows(subject, rows, seed)
+        images = of_images(subject, told)
+        changed = others(images, _part(known, "rows"))
+        named = ", ".join(changed[:NAMED]) + (", …" if len(changed) > NAMED else "")
+        said = f"{len(changed)} of {len(images)} are other ones: {named}" if changed else "the same bytes"
+        yield Checked("images", not changed, said if changed else f"{len(images)}: {said}")
+        yield _labelled(subject)
+        same = AuditRun(subject.folder).metrics().equals(metrics(subject))
+        yield Checked(METRICS, same, "as the stages measured it" if same else "the stages measured something else")
+    except Exception as error:  # files that were changed can be wrong in any way
+        yield Checked("images", False, f"they cannot be held against the tables: {type(error).__name__}")
+
+
+def _labelled(subject: Subject) -> Checked:
+    """Whether the truths and patients of the predictions are those of the manifest."""
+    table = AuditRun(subject.folder).predictions()
+    columns = {"patient": subject.numbers} | {f"truth {one.name}": subject.truths(one) for one in subject.findings}
+    rows, wrong = table["row"].to_pylist(), []
+    for name, known in columns.items():
+        off = sum(known[row] != said for row, said in zip(rows, table[name].to_pylist(), strict=True))
+        wrong += [f"{off} of {len(rows)} are others in the column {name!r} of the predictions"] if off else []
+    return Checked.of("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
+
+
+def _again(subject: Subject, rows: int, seed: int) -> Iterator[Checked]:
+    try:
+        yield from recomputed(subject, AuditRun(subject.folder), rows, seed)
     except Exception as error:  # tables that were changed can be wrong in any way
         yield Checked("rows", False, f"they cannot be computed again: {type(error).__name__}")
-
-
-def _rows(subject: Subject, count: int, seed: int) -> Iterator[Checked]:
-    """Images, answers and maps of some rows, made again from the files."""
-    then = Answered.read(subject.folder)
-    drawn = sorted(np.random.default_rng(seed).permutation(then.rows)[:count].tolist())
-    table = subject.maps.dataset.to_table(filter=arrow("dataset").field("row").isin(drawn))
-    maps = {(row["row"], row["method"], row["target"]): row for row in as_dicts(table)}
-    for one in subject.loaded(drawn):
-        row, name = one.row["row"], subject.ids[one.row["row"]]
-        own = [known for (number, _, _), known in maps.items() if number == row]
-        if one.item is None or any(one.sha256 != known["sha256"] for known in own):
-            yield Checked(f"row {name}", False, "its image is another one")
-            continue
-        logits, _ = logits_of(subject, one.item.x[None])
-        odds = odds_of(subject, logits, subject.findings, probabilities=then.probabilities).numpy()[0]
-        before = then.odds[then.rows.index(row)]
-        if not np.allclose(odds, before, rtol=1e-4, atol=1e-4):
-            yield Checked(f"row {name}", False, "its answer is another one")
-            continue
-        made = subject.worker.rows(subject.worker.collated([one]))
-        off = max(_off(again, maps[row, again["method"], again["target"]]) for again in made)
-        yield Checked(f"row {name}", off <= CLOSE, f"{len(made)} maps, largest difference {off:.1e} of the maximum")
-
-
-def _off(again: Any, then: Any) -> float:
-    if again.get("heat") is None or then["heat"] is None:
-        return 0.0 if again.get("heat") is None and then["heat"] is None else float("inf")
-    one, other = np.asarray(again["heat"], np.float64), np.asarray(then["heat"], np.float64)
-    if one.shape != other.shape:
-        return float("inf")
-    largest = float(np.abs(other).max())
-    gap = float(np.abs(one - other).max())
-    return gap / largest if largest > 0 else gap

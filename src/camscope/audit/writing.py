@@ -41,17 +41,20 @@ def emptied(folder: Path) -> None:
 
 
 def write_metrics(subject: Subject) -> None:
-    """`metrics.parquet`: every value of every map, in long form."""
+    """`metrics.parquet`."""
+    with writing(subject.folder / METRICS) as file:
+        arrow("parquet").write_table(metrics(subject), file)
+
+
+def metrics(subject: Subject) -> "pa.Table":
+    """Every value of every map, in long form."""
     parts = [
         _values(subject, stage, finding, place)
         for stage, inner in VALUES.items()
         for finding in subject.findings
         if ((place := subject.folder / stage / str(finding.index) / inner) / "run.json").is_file()
     ]
-    schema = _schema()
-    table = arrow().concat_tables(parts) if parts else schema.empty_table()
-    with writing(subject.folder / METRICS) as file:
-        arrow("parquet").write_table(table, file)
+    return arrow().concat_tables(parts) if parts else _schema().empty_table()
 
 
 def _schema() -> "pa.Schema":

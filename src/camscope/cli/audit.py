@@ -126,6 +126,8 @@ def compare(
         )
     if not made.changes:
         console.print(base.styled(("no verdict changed", "dim")))
+    for text in made.notes:
+        base.note(text)
 
 
 @app.command(epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
@@ -141,11 +143,14 @@ def verify(
     """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
     from camscope.audit.verifying import verified
 
-    found = verified(folder, config, rows=rows, seed=seed)
+    with staged() as told:
+        found = verified(folder, config, rows=rows, seed=seed, told=lambda done, total: told("images", done, total))
     console = base.out()
     for one in found.checks:
         mark = ("✓ ", "green") if one.holds else ("✗ ", "bold red")
         console.print(base.styled(mark, (one.name, "bold"), (f"  {one.said}", "")), soft_wrap=True)
+    if found.left:
+        console.print(base.styled((f"not computed again: {', '.join(found.left)}", "dim")), soft_wrap=True)
     if not found.holds:
         raise typer.Exit(base.FAILED)
 

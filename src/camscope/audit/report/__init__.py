@@ -3,6 +3,6 @@
 from camscope.audit.report.gallery import cases, gallery
 from camscope.audit.report.page import norms_csv, page
 from camscope.audit.report.reading import numbers_in, unknown
-from camscope.audit.report.shelves import Case, Pictures
+from camscope.audit.report.shelves import Case, Pictures, unpictured
 
-__all__ = ["Case", "Pictures", "cases", "gallery", "norms_csv", "numbers_in", "page", "unknown"]
+__all__ = ["Case", "Pictures", "cases", "gallery", "norms_csv", "numbers_in", "page", "unknown", "unpictured"]

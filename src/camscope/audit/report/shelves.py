@@ -1,8 +1,12 @@
 """Shelves: the pictures of a report, and all that is said of them; what is said is also JSON, so that it can be checked."""
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+
+PICTURE = re.compile(r"data:image/[a-z]+;base64,[A-Za-z0-9+/=]*")
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,19 @@ class Pictures:
 
     shelves: tuple[Shelf, ...]
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """What `plain` said: with the digest of each picture in its place, as `unpictured` leaves them on a page."""
+        return cls(
+            tuple(
+                Shelf(one["kind"], one["finding"], tuple(_shot(shot) for shot in one["shots"]))
+                for one in plain["shelves"]
+            )
+        )
+
     @property
     def plain(self) -> dict[str, Any]:
-        """What is said of the pictures, without them, for `gallery.json`."""
+        """What is said of the pictures, and of each its digest, for `gallery.json`."""
         return {
             "shelves": [
                 {"kind": shelf.kind, "finding": shelf.finding, "shots": [_said(one) for one in shelf.shots]}
@@ -116,5 +130,22 @@ def _said(one: Shot) -> dict[str, Any]:
         "cluster": one.cluster,
         "grouped_by": one.grouped_by,
         "missing": one.missing,
-        "maps": [{"method": each.method, "flag": each.flag, "reason": each.reason} for each in one.layers],
+        "photo": _digest(one.photo),
+        "maps": [{**vars(each), "picture": _digest(each.picture)} for each in one.layers],
     }
+
+
+def _shot(plain: Mapping[str, Any]) -> Shot:
+    return Shot(
+        layers=tuple(Layer(**one) for one in plain["maps"]),
+        **{name: value for name, value in plain.items() if name != "maps"},
+    )
+
+
+def unpictured(html: str) -> str:
+    """A page with the digest of each picture in its place."""
+    return PICTURE.sub(lambda found: _digest(found[0]) or "", html)
+
+
+def _digest(picture: str | None) -> str | None:
+    return None if picture is None else hashlib.sha256(picture.encode()).hexdigest()

@@ -54,11 +54,15 @@ class Trying:
     def interventions(self) -> Iterator[Intervention]:
         """Every region removed from images with the finding, all that is left of them, and inserted into images without."""
         for name in self.seen.names:
-            there = [one for one in self.seen.with_region(name) if self.truth[one.row] is True]
-            for fill in self.subject.config.fills:
-                yield self._changed(name, there, fill, "remove")
-                yield self._changed(name, there, fill, "keep only")
+            yield from self.alone(name)
             yield self._inserted(name)
+
+    def alone(self, name: str) -> Iterator[Intervention]:
+        """What of these asks for no second image: a region removed, and all that is left of it."""
+        there = [one for one in self.seen.with_region(name) if self.truth[one.row] is True]
+        for fill in self.subject.config.fills:
+            yield self._changed(name, there, fill, "remove")
+            yield self._changed(name, there, fill, "keep only")
 
     def blanked(self) -> Iterator[Blanked]:
         """How well the finding is told when a region is filled, or all but it."""
