@@ -263,6 +263,16 @@ class Mass(Part):
     reason: str = ""
 
 
+class Overlap(Part):
+    """How much of a region lies in another one: the mean share of its pixels, over the `images` that have it."""
+
+    finding: str
+    region: str
+    within: str
+    share: float
+    images: int
+
+
 class Intervention(Part):
     """What a change of the input does to the log odds of a finding, in their standard deviations."""
 
@@ -338,6 +348,7 @@ class Shortcut(Stage):
     regions: dict[str, int] = Field(default_factory=dict)
     markers: tuple[str, ...] = ()
     missing: tuple[Step, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
     masses: tuple[Mass, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     blanked: tuple[Blanked, ...] = ()

@@ -283,7 +283,7 @@ def _masses(summary: Summary) -> Iterator[Verdict]:
         found = beyond(one.enrichment, margin)
         base = one.enrichment.baseline
         if not one.resolved:
-            found = "not testable", f"{_named(one.region)} is {one.reason}: what a map does not show says nothing of it"
+            found = "not testable", f"{one.reason}: what a map does not show says nothing of the region"
         elif found[0] == "supported" and base is not None and (one.enrichment.low or 0.0) <= base:
             found = "not testable", "maps of other patients lie there as much"
         claim = f"The maps of {one.method} for {one.finding} lie on {_named(one.region)}."
