@@ -8,7 +8,6 @@ import importlib
 import io
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,10 +22,8 @@ from PIL import Image
 
 from audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 from camscope import GradCAM, load_model
-from camscope.audit import verdicts as judging
 from camscope.audit.limits import ALWAYS, warnings
 from camscope.audit.report import Case, gallery, norms_csv, numbers_in, page, unknown
-from camscope.audit.report.board import blocks
 from camscope.audit.report.curves import stability
 from camscope.audit.report.figures import figures
 from camscope.audit.report.forest import WIDTH, Row, forest, spelt
@@ -35,7 +32,7 @@ from camscope.audit.report.numerals import chance, estimate, numeral, written
 from camscope.audit.report.page import SECTIONS
 from camscope.audit.report.pictures import LARGEST, STRONGEST, VEILED, encoded, heat_of
 from camscope.audit.report.plot import drawing
-from camscope.audit.report.words import MEANS, QUANTITY, SUBJECTS
+from camscope.audit.report.words import MEANS
 from camscope.audit.schema import Cluster, Group, Number, Predict, Reading, Shortcut, Stage, Strategies, plain
 from camscope.batch import Run, run_batch
 from camscope.errors import InputError
@@ -231,27 +228,6 @@ def test_a_word_has_a_mark_of_its_own_and_a_colour_says_what_it_speaks_for(whole
     assert all(f"{word} {meaning}" in words_of(legend) for word, meaning in MEANS.items())
 
 
-def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
-    judged = verdict("faithfulness", "The maps of gradcam show it.", "nodule", "not supported", "against", num(-0.2, 0.1), 0.0,
-                     "faithfulness", "gradcam")  # fmt: skip
-    html = page(nothing().model_copy(update={"verdicts": (judged,)}))
-    tally = [words_of(row) for row in re.findall(r'<tr><th scope="row">The (?:.*?)</tr>', html, re.S)][:3]
-    assert tally == ["The model 0 0 0 0", "The maps 1 0 0 0", "The data 0 0 0 0"]
-    assert "What speaks against the maps" in html
-    assert "What speaks against the model" not in html
-    assert "Nothing that was tested speaks against the model." in html
-
-
-def test_every_question_is_about_something():
-    asked = set(re.findall(r'_(?:made|equal|reliance)\(\s*"([\w ]+)"', Path(judging.__file__).read_text("utf-8")))
-    asked |= set(re.findall(r'claim, "([\w ]+)", good', Path(judging.__file__).read_text("utf-8")))
-    known = [question for one in SUBJECTS.values() for question in one.questions]
-    assert asked >= {"performance", "shortcut", "evidence", "leak", "sanity"}
-    assert sorted(known) == sorted(set(known))
-    assert asked <= set(known)
-    assert asked - {one for one in asked if one in QUANTITY or one.endswith("by subgroup")} == set()
-
-
 def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     board = whole.partition('class="board"')[2].partition("</section>")[0]
     together = re.findall(r'<tbody class="overlap">(.*?)</tbody>', board, re.S)
@@ -268,18 +244,6 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
         f"Regions that the answer for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
         for finding in FINDINGS
     ]
-
-
-def test_verdicts_on_one_cause_stand_where_the_first_of_them_does():
-    rows = [
-        verdict("shortcut", name, "f", word, "against", num(1.0, 0.1), 0.1, "shortcut", name)
-        for name, word in (("a", "supported"), ("b", "supported"), ("c", "supported"), ("d", "not supported"), ("e", "supported"))
-    ]  # fmt: skip
-    made = blocks(rows, {"f": [["a", "d"], ["b", "e"]]})
-    assert [("".join(row.claim for row in one.rows), one.overlap) for one in made] == [
-        ("a", True), ("be", True), ("cd", False),
-    ]  # fmt: skip
-    assert [len(one.rows) for one in blocks(rows, {})] == [5]
 
 
 def test_limits_and_missing_tests_are_in_every_report(whole, bare):
