@@ -28,7 +28,7 @@ from camscope.audit.report.curves import stability
 from camscope.audit.report.figures import figures
 from camscope.audit.report.forest import WIDTH, Row, forest, spelt
 from camscope.audit.report.gallery import extremes
-from camscope.audit.report.numerals import chance, estimate, numeral, written
+from camscope.audit.report.numerals import between, chance, estimate, like, numeral, written
 from camscope.audit.report.page import SECTIONS
 from camscope.audit.report.pictures import LARGEST, STRONGEST, VEILED, encoded, heat_of
 from camscope.audit.report.plot import drawing
@@ -182,6 +182,9 @@ def test_an_estimate_shows_two_digits_of_its_interval():
     assert re.sub("<[^>]*>", "", estimate(num(1.0, 0.0))) == "1.0 [no width]"
     assert re.sub("<[^>]*>", "", estimate(num(0.0, 0.0))) == "0.0 [no width]"
     assert re.sub("<[^>]*>", "", estimate(num(0.81234, 0.000002))) == "0.812 [hardly any width]"
+    assert re.sub("<[^>]*>", "", between(0.4, 0.046, 0.5542)) == "0.40 [0.05, 0.55]"
+    assert re.sub("<[^>]*>", "", between(1.0)) == "1.0"
+    assert re.sub("<[^>]*>", "", like(1.0, num(0.9412371, 0.0213649))) == "1.000"
     assert spelt(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
     assert "–" in estimate(Number(reason="why"))
     assert numeral(0.9412371) == '<data value="0.9412371">0.941</data>'

@@ -43,6 +43,16 @@ def estimate(one: Number) -> "Markup":
     return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
 
 
+def between(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
+    """`estimate` of three numbers that are no estimate of the summary's, as a mean between the ends of a band."""
+    return estimate(Number(value=value, low=low, high=high))
+
+
+def like(value: float | None, one: Number) -> "Markup":
+    """A number beside an estimate of the same kind, with as many decimals."""
+    return numeral(value, None if value is None else decimals_of(one))
+
+
 def narrow(one: Number) -> str:
     """What to write for an interval whose ends would be written alike."""
     if one.low is None or one.high is None or f"{one.low:.{MOST}f}" != f"{one.high:.{MOST}f}":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from camscope.audit.limits import ALWAYS
 from camscope.audit.report.board import KIND_WORDS, TALLIES, blocks, grouped, kind_of, sides, speaks
 from camscope.audit.report.figures import figures
-from camscope.audit.report.numerals import chance, counted, estimate, numeral
+from camscope.audit.report.numerals import between, chance, counted, estimate, like, numeral
 from camscope.audit.report.shelves import KINDS, Pictures
 from camscope.audit.report.words import MARGINS, MEANS, QUANTITY, clean
 from camscope.audit.schema import Stage, Summary, Verdict, plain
@@ -132,7 +132,8 @@ def environment() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters |= {"n": numeral, "estimate": estimate, "p": chance}
+    engine.filters |= {"n": numeral, "estimate": estimate, "like": like, "p": chance}
+    engine.globals["between"] = between
     engine.globals["none"] = None
     return engine
 
