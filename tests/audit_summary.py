@@ -18,6 +18,7 @@ from camscope.audit.schema import (
     Mass,
     Measured,
     Number,
+    Overlap,
     Predict,
     Randomised,
     Reading,
@@ -58,12 +59,12 @@ def num(value, spread=None, n=312, groups=187, baseline=None, name="", p=None, r
     )  # fmt: skip
 
 
-def levels(finding, values, margin):
+def levels(finding, values, margin, region=""):
     made = []
     for (column, level), (value, difference, word) in values.items():
         made.append(
             Level(
-                finding=finding, column=column, level=level, value=num(value, 0.0417, n=96, groups=61),
+                finding=finding, region=region, column=column, level=level, value=num(value, 0.0417, n=96, groups=61),
                 difference=num(difference, 0.0329, n=312, groups=187, p=0.0004 if word == "different" else 0.412),
                 word=word, margin=margin,
             )
@@ -230,6 +231,15 @@ def shortcut(findings, ids):
         regions={"the finding": 148, "the organ": 312, "outside the organ": 312, "the frame": 305, "marker": 141},
         missing=(Step(name="marker", rows=171, reason="its mask is empty"),
                  Step(name="the frame", rows=7, reason="the border is not of one grey")),
+        overlaps=tuple(
+            Overlap(finding=finding, region=region, within=within, share=share, images=images)
+            for finding in findings
+            for region, within, share, images in (
+                ("marker", "the frame", 0.9412, 141),
+                ("the frame", "marker", 0.0613, 305),
+                ("outside the organ", "marker", 0.0143, 312),
+            )
+        ),
         masses=tuple(masses(findings)),
         interventions=tuple(interventions(findings)),
         blanked=tuple(
@@ -238,6 +248,11 @@ def shortcut(findings, ids):
             for finding in findings
             for kind, value in (("blank", 0.9127), ("keep only", 0.7218))
             for fill, less in (("mean", 0.0), ("blur", 0.0213))
+        ),
+        levels=tuple(
+            one
+            for finding in findings
+            for one in levels(finding, {("site", "A"): (0.8127, 0.5214, "different")}, MARGINS["effect"], "marker")
         ),
         leaks=(
             Leak(column="site", auroc=num(0.9317, 0.0241, baseline=0.5, name="chance"), null_high=0.5613, readable=True),
@@ -335,6 +350,19 @@ def verdicts(findings):
         )
         add(
             verdict(
+                "shortcut",
+                f"The answer for {finding} relies on the region the frame.",
+                finding,
+                "supported",
+                "against",
+                num(0.6127, 0.0931, n=164, groups=99, baseline=0.0, name="no effect"),
+                0.1,
+                "shortcut",
+                "the frame",
+            )
+        )
+        add(
+            verdict(
                 "blanked organ",
                 f"The model still answers for {finding} when the organ is blanked.",
                 finding,
@@ -370,7 +398,7 @@ def verdicts(findings):
                 1.5,
                 "shortcut",
                 f"marker · {CAM}",
-                "the region marker is below the resolution of the maps: what a map does not show says nothing of it",
+                "below the resolution of the maps: what a map does not show says nothing of the region",
             )
         )
         add(

@@ -109,6 +109,17 @@ def test_of_five_patients_the_randomisation_test_has_a_number_and_no_word(cases)
     assert "5, and 10 are needed" in word(run, "sanity", "gradcam").reason
 
 
+def test_what_one_token_did_is_not_read_as_five_causes(cases):
+    run = cases["confounded"][1]
+    found = {(one.region, one.within): one.share for one in run.summary.shortcut.overlaps}
+    assert found["token", "corners"] == found["token", "outside the organ"] == found["token", "saturated"] == 1.0
+    assert found["corners", "token"] < 0.02
+    warned = next(one for one in run.summary.warnings if "relies on overlap" in one)
+    assert all(name in warned for name in ("corners", "outside the organ", "saturated", "token"))
+    assert 'class="overlap"' in run.report.read_text("utf-8")
+    assert not any("relies on overlap" in one for one in cases["clean"][1].summary.warnings)
+
+
 def test_there_is_no_single_score_and_every_verdict_has_its_numbers_and_its_rule(cases):
     for _, run in cases.values():
         for one in run.verdicts:

@@ -22,17 +22,18 @@ from PIL import Image
 
 from audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 from camscope import GradCAM, load_model
-from camscope.audit.limits import ALWAYS
+from camscope.audit.limits import ALWAYS, warnings
 from camscope.audit.report import Case, gallery, norms_csv, numbers_in, page, unknown
 from camscope.audit.report.curves import stability
 from camscope.audit.report.figures import figures
-from camscope.audit.report.forest import Row, forest
+from camscope.audit.report.forest import WIDTH, Row, forest, spelt
 from camscope.audit.report.gallery import extremes
-from camscope.audit.report.numerals import chance, estimate, numeral, written
+from camscope.audit.report.numerals import between, chance, estimate, like, numeral, written
 from camscope.audit.report.page import SECTIONS
 from camscope.audit.report.pictures import LARGEST, STRONGEST, VEILED, encoded, heat_of
 from camscope.audit.report.plot import drawing
-from camscope.audit.schema import Cluster, Number, Reading, Shortcut, Stage, Strategies, plain
+from camscope.audit.report.words import MEANS
+from camscope.audit.schema import Cluster, Group, Number, Predict, Reading, Shortcut, Stage, Strategies, plain
 from camscope.batch import Run, run_batch
 from camscope.errors import InputError
 from camscope.explainers import METHODS
@@ -176,6 +177,15 @@ def test_an_estimate_shows_two_digits_of_its_interval():
     assert re.sub("<[^>]*>", "", estimate(num(5.8213, 0.9))) == "5.8 [4.9, 6.7]"
     assert re.sub("<[^>]*>", "", estimate(num(48.213, 12.9))) == "48 [35, 61]"
     assert re.sub("<[^>]*>", "", estimate(num(0.25))) == "0.25"
+    assert re.sub("<[^>]*>", "", estimate(num(1.0))) == "1.0"
+    assert re.sub("<[^>]*>", "", estimate(num(0.5, 2.0))) == "0.50 [−1.50, 2.50]"
+    assert re.sub("<[^>]*>", "", estimate(num(1.0, 0.0))) == "1.0 [no width]"
+    assert re.sub("<[^>]*>", "", estimate(num(0.0, 0.0))) == "0.0 [no width]"
+    assert re.sub("<[^>]*>", "", estimate(num(0.81234, 0.000002))) == "0.812 [hardly any width]"
+    assert re.sub("<[^>]*>", "", between(0.4, 0.046, 0.5542)) == "0.40 [0.05, 0.55]"
+    assert re.sub("<[^>]*>", "", between(1.0)) == "1.0"
+    assert re.sub("<[^>]*>", "", like(1.0, num(0.9412371, 0.0213649))) == "1.000"
+    assert spelt(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
     assert "–" in estimate(Number(reason="why"))
     assert numeral(0.9412371) == '<data value="0.9412371">0.941</data>'
     assert chance(0.0004) == '<data value="0.0004">&lt; 0.001</data>'
@@ -187,19 +197,56 @@ def test_an_estimate_shows_two_digits_of_its_interval():
 
 def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whole):
     board = whole.partition('class="board"')[2].partition("</section>")[0]
-    rows = re.findall(r"<tr class=\"is-(\w+)\">(.*?)</tr>", board, re.S)
-    kinds = [kind for kind, _ in rows]
-    assert kinds == sorted(kinds, key=["against", "for", "neither", "untested"].index)
-    assert len(rows) == len(full().verdicts)
-    marker = re.sub(r"<[^>]*>", " ", next(row for _, row in rows if "relies on the region marker" in row))
-    line = " ".join(marker.split())
-    assert "supported : speaks against the model" in line
+    parts = board.split('<h2 class="side">')[1:]
+    assert [part.partition(" <small>")[0] for part in parts] == ["The model", "The maps", "The data"]
+    rows = [re.findall(r"<tr class=\"is-(\w+)\">(.*?)</tr>", part, re.S) for part in parts]
+    for own in rows:
+        kinds = [kind for kind, _ in own]
+        assert kinds == sorted(kinds, key=["against", "for", "neither", "untested"].index)
+    assert sum(map(len, rows)) == len(full().verdicts)
+    line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
+    assert line.startswith("supported against the model")
     assert "1.08 [ 0.96 , 1.21 ]" in line
     assert "164 of 99 patients" in line
     assert "0 no effect 0.1" in line
     sections = whole.partition('id="shortcut"')[2]
     assert "The rules that gave these verdicts" in sections
     assert "trust score" not in whole
+
+
+def words_of(html):
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def test_a_word_has_a_mark_of_its_own_and_a_colour_says_what_it_speaks_for(whole):
+    seen = set(re.findall(r'class="badge is-(\w+) ([\w-]+)"><svg[^>]*><use href="#mark-([\w-]+)"/>', whole))
+    assert {(kind, word) for kind, word, _ in seen} >= {
+        ("against", "supported"), ("against", "not-supported"), ("for", "supported"), ("untested", "not-testable"),
+        ("words", "supported"), ("words", "not-supported"), ("words", "not-testable"),
+    }  # fmt: skip
+    assert all(word == mark for _, word, mark in seen)
+    signs = re.findall(r'<symbol id="mark-([\w-]+)"[^>]*>(.*?)</symbol>', whole)
+    assert len({sign for _, sign in signs}) == len(signs) == 3
+    legend = whole.partition('class="legend"')[2].partition("</p>")[0]
+    assert all(f"{word} {meaning}" in words_of(legend) for word, meaning in MEANS.items())
+
+
+def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
+    board = whole.partition('class="board"')[2].partition("</section>")[0]
+    together = re.findall(r'<tbody class="overlap">(.*?)</tbody>', board, re.S)
+    assert len(together) == len(FINDINGS)
+    for finding, block in zip(FINDINGS, together, strict=True):
+        assert "These regions overlap: one cause may be counted several times." in block
+        claims = re.findall(r"<bdi>(The answer[^<]*)</bdi>", block)
+        assert claims == [f"The answer for {finding} relies on the region {name}." for name in ("marker", "the frame")]
+    assert 'href="#overlaps"' in board
+    assert 'href="#overlaps"' not in bare
+    assert 'class="overlap"' not in page(nothing().model_copy(update={"verdicts": full().verdicts}))
+    warned = [one for one in warnings(full()) if "overlap" in one]
+    assert warned == [
+        f"Regions that the answer for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
+        for finding in FINDINGS
+    ]
 
 
 def test_limits_and_missing_tests_are_in_every_report(whole, bare):
@@ -305,6 +352,9 @@ def test_words_stand_out_in_the_light_and_in_the_dark(theme):
             if below in colours:
                 light, dark = sorted((luminance(colours[words]), luminance(colours[below])), reverse=True)
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (words, below)
+    for tone in ("for", "against", "neither", "ink"):
+        light, dark = sorted((luminance(colours["on"]), luminance(colours[tone])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, tone
 
 
 def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
@@ -323,6 +373,43 @@ def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
     assert '<tspan data-value="0.8312">0.831</tspan> [<tspan data-value="0.8112">0.811</tspan>' in one
     assert not re.search(r"style=|#0000|<metadata|font-family|xmlns|\$", one)
     assert {"f-for", "s-ink", "f-band", "s-against", "f-paper"} <= set(re.findall(r"[fs]-\w+", one))
+
+
+def test_the_longest_value_stays_in_its_figure():
+    longest = Number(value=-0.9935, low=-0.9947, high=-0.9923)
+    with drawing():
+        svg = forest("f", "x", [Row("gradcam", longest), Row("other", num(0.8, 0.1))], axis="rank correlation")
+    assert len(spelt(longest)[0]) == 26
+    starts = [float(one) for one in re.findall(r"translate\((\d+(?:\.\d+)?) [^>]*><tspan", svg)] or [
+        float(one) for one in re.findall(r'<text[^>]* x="(\d+(?:\.\d+)?)"[^>]*><tspan', svg)
+    ]
+    assert len(starts) == 2
+    assert max(starts) + 26 * 6 <= WIDTH
+
+
+def test_both_sides_of_a_contrast_are_drawn():
+    one = full().predict.findings[0]
+    value = num(0.87, 0.04, baseline=0.95, name="B")
+    alone = one.levels[0].model_copy(update={"level": "A against B", "value": value})
+    assert drawn_of(one, alone) == (["site: A", "site: B"], [0.87, 0.83, 0.91, 0.95])
+    group = Group(column="site", level="B", positives=9, negatives=9, auroc=num(0.95, 0.02))
+    assert drawn_of(one, alone, group)[1][3:] == [0.95, 0.93, 0.97]
+
+
+def drawn_of(one, level, *groups):
+    """The sites in the figure of AUROCs, and their numbers."""
+    answers = one.model_copy(update={"levels": (level,), "groups": groups})
+    drawn = figures(nothing().model_copy(update={"predict": Predict(findings=(answers,))}))
+    svg = next(each.svg for each in drawn["performance"] if each.parts[0] == "AUROC by subgroup")
+    return re.findall(r">(site: [^<]*)<", svg), [float(value) for value in re.findall(r'data-value="([^"]*)"', svg)][3:]
+
+
+def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
+    text = Reader(whole).text
+    for finding in FINDINGS:
+        assert f"AUROC by subgroup: {finding}" in text
+        assert f"Share of the map inside the finding, by subgroup: {finding}" in text
+        assert f"Effect of the region marker by subgroup: {finding}" in text
 
 
 def test_figures_are_of_what_was_tested():
@@ -466,12 +553,19 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
 
 def test_norms_are_mapped_to_sections_that_there_are():
     rows = list(csv.DictReader(io.StringIO(norms_csv())))
-    assert {"norm", "item", "asks", "section", "part"} == set(rows[0])
+    assert {"norm", "item", "asks", "section", "part", "checked"} == set(rows[0])
     claim = {row["item"] for row in rows if row["norm"] == "CLAIM 2024"}
-    assert claim == {str(n) for n in (23, *range(28, 34), *range(36, 41))}
+    assert claim == {str(n) for n in (23, *range(28, 34), *range(35, 41))}
     assert {id_ for row in rows for id_ in row["section"].split()} <= {one.id for one in SECTIONS} | {"front"}
     assert {"TRIPOD+AI", "EU AI Act", "IHE AIR"} <= {row["norm"] for row in rows}
-    assert all(all(row[name] for name in ("norm", "item", "asks", "part")) for row in rows)
+    assert all(all(row[name] for name in ("norm", "item", "asks", "part", "checked")) for row in rows)
+
+
+def test_the_page_says_which_items_nobody_has_checked(whole):
+    rows = list(csv.DictReader(io.StringIO(norms_csv())))
+    own = whole.partition('<section id="norms"')[2].partition("</section>")[0]
+    assert own.count("<strong>not checked</strong>") == sum(row["checked"] == "not checked" for row in rows) > 0
+    assert "still to be held against the text" in own
 
 
 def test_paper_gets_no_slider_and_nothing_that_sticks():
@@ -480,3 +574,14 @@ def test_paper_gets_no_slider_and_nothing_that_sticks():
     assert "break-inside: avoid" in printed
     assert "::details-content" in printed
     assert "sticky" not in printed
+    kept = re.search(r"([^{}]*)\{ break-after: avoid; \}", printed).group(1)
+    assert {"h2", "h3", "h3 + p", "summary", "thead", ".wall > p"} <= {one.strip() for one in kept.split(",")}
+
+
+def test_a_reason_can_be_broken_and_only_a_screen_is_a_phone():
+    style = page_module._own("page.css")
+    for rule in re.findall(r"([^{}]+)\{([^{}]*nowrap[^{}]*)\}", style):
+        assert not re.search(r"\bsmall\b|\.figure\s*$|thead", rule[0].replace(".tally thead th", "")), rule
+    assert "@media (max-width: 52rem)" not in style
+    assert "@media screen and (max-width: 52rem)" in style
+    assert re.search(r"\.tree > div \{ display: flex; flex-wrap: wrap", style)

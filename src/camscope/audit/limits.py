@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from camscope.audit.schema import Resolve, Summary
+from camscope.audit.shortcuts.overlaps import overlapping
 
 ALWAYS = (
     "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
@@ -34,17 +35,29 @@ def _floor(resolve: Resolve) -> Iterator[str]:
             yield f"A cell of the maps of {tool.title} is {cell}: nothing finer is seen."
 
 
+def _overlapping(summary: Summary) -> Iterator[str]:
+    """Regions that the answer relies on and that share their pixels: one cause would be counted once for each."""
+    for finding, groups in overlapping(summary).items():
+        for group in groups:
+            yield (
+                f"Regions that the answer for {finding} relies on overlap ({', '.join(group)}): "
+                "one cause may be counted several times."
+            )
+
+
 def warnings(summary: Summary) -> Iterator[str]:
     """What is odd, the gravest first."""
     if not summary.check.grouped:
         yield "No column says whose image each is: images of one patient are counted as if they were independent."
     if summary.check.patients < FEW:
-        yield f"There are only {summary.check.patients} patients: intervals are wide, and little can be told."
+        many = f"are only {summary.check.patients} patients" if summary.check.patients != 1 else "is only 1 patient"
+        yield f"There {many}: intervals are wide, and little can be told."
     if summary.predict.probabilities:
         yield "The model gives probabilities; log odds were made of them, and end where probabilities round to 0 or 1."
     failed = sum(one.failures for one in summary.explain.maps[:1])
     if failed:
-        yield f"{failed} images have no map; they are listed in failures.csv."
+        yield f"{f'{failed} images have' if failed != 1 else '1 image has'} no map: see failures.csv."
+    yield from _overlapping(summary)
     for one in sorted(
         summary.check.found, key=lambda found: SEVERE.index(found.severity) if found.severity in SEVERE else 9
     ):

@@ -271,6 +271,16 @@ class Mass(Part):
     most: float | None = None
 
 
+class Overlap(Part):
+    """How much of a region lies in another one: the mean share of its pixels, over the `images` that have it."""
+
+    finding: str
+    region: str
+    within: str
+    share: float
+    images: int
+
+
 class Intervention(Part):
     """What a change of the input does to the log odds of a finding, in their standard deviations."""
 
@@ -353,6 +363,7 @@ class Shortcut(Stage):
     regions: dict[str, int] = Field(default_factory=dict)
     markers: dict[str, tuple[str, ...]] = {}
     missing: tuple[Step, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
     masses: tuple[Mass, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     blanked: tuple[Blanked, ...] = ()

@@ -56,6 +56,11 @@ def gives_probabilities(logits: Tensor, outputs: str) -> bool:
 def odds_of(subject: Subject, logits: Tensor, findings: Sequence[Finding], *, probabilities: bool) -> Tensor:
     """(N,K) -> (N,F) log odds; of probabilities those that they stand for, as far as numbers reach."""
     outputs = subject.config.model.outputs
+    if outputs == "softmax" and logits.shape[1] == 1:
+        raise InputError(
+            "the model has one output, and the softmax of one is 1: if it is the log odds of the finding, "
+            'set outputs = "sigmoid" under [model]'
+        )
     for one in findings:
         if one.index >= logits.shape[1]:
             raise InputError(f"class {one.index} is out of range: the model has {logits.shape[1]} classes")

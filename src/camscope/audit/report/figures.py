@@ -9,7 +9,7 @@ from camscope.audit.report.curves import randomised, reliability, spectrum, stab
 from camscope.audit.report.forest import Row, forest
 from camscope.audit.report.plot import drawing
 from camscope.audit.report.words import clean
-from camscope.audit.schema import Level, Line, Measured, Summary
+from camscope.audit.schema import Answers, Level, Line, Measured, Number, Summary
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -68,12 +68,26 @@ def _performance(summary: Summary, all_of: Gathering) -> Iterator[Figure]:
             yield all_of.of(("Reliability", one.finding), how, partial(reliability, one=one))
     for one in summary.predict.findings:
         if one.levels:
-            rows = [Row("all images", one.auroc), *(Row(_level(level), level.value) for level in one.levels)]
-            how = f"{DOT}; upright line: all images; red, broken: what the model has to exceed"
+            rows = [Row("all images", one.auroc), *_each(one)]
+            how = f"{DOT}; each subgroup by itself; upright line: all images; red, broken: what the model has to exceed"
             margin = summary.margins.get("useful")
             draw = partial(forest, rows=rows, axis="AUROC", line=one.auroc.value, margin=margin)
             yield all_of.of(("AUROC by subgroup", one.finding), how, draw)
             yield _differences(all_of, ("AUROC of a subgroup less that of the others", one.finding), one.levels)
+
+
+def _each(one: Answers) -> Iterator[Row]:
+    """Each subgroup's own AUROC; of one that was held against another alone, the other's too."""
+    known = {(group.column, group.level): group.auroc for group in one.groups}
+    for level in one.levels:
+        other = level.value.baseline_name
+        name = level.level.removesuffix(f" against {other}")
+        own = [(name, level.value)]
+        if name != level.level:
+            own.append((other, Number(value=level.value.baseline)))
+        for name, number in own:
+            found = known.get((level.column, name))
+            yield Row(f"{level.column}: {name}", number if found is None or found.value is None else found)
 
 
 def _differences(all_of: Gathering, parts: Sequence[str], levels: Sequence[Level]) -> Figure:

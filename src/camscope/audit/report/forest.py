@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from camscope.audit.report.numerals import decimals_of, written
+from camscope.audit.report.numerals import decimals_of, narrow, written
 from camscope.audit.report.plot import AGAINST, BAND, DIM, FOR, INK, PALE, PAPER, SIZE, Plot
 from camscope.audit.report.words import clean
 from camscope.audit.schema import Number
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDTH, ROW, TALL = 460.0, 22.0, 33.0  # of a figure; of a row, and of one with two lines
-LABELS, VALUES = 142.0, 152.0  # columns left and right
+LABELS, VALUES = 142.0, 152.0  # columns left and right, the right one at least
+LETTER = 6.4  # of a value, in pixels
 Kind = Literal["own", "control", "unresolved"]
 
 
@@ -53,9 +54,9 @@ def forest(
     baselines: bool = False,
 ) -> "Markup":
     """`band`: between what would not matter, of all rows; `line`: what knows nothing; `margin`: what counts."""
-    tall = sum(row.height for row in rows)
+    tall, right = sum(row.height for row in rows), WIDTH - _beside(rows)
     plot = Plot(WIDTH, tall + 46)
-    panel = plot.panel(LABELS, 4, WIDTH - LABELS - VALUES, tall)
+    panel = plot.panel(LABELS, 4, right - LABELS, tall)
     panel.set_xlim(
         *_limits(rows, [*(band or ()), *(end for row in rows for end in row.band or ()), line, margin], baselines)
     )
@@ -72,13 +73,13 @@ def forest(
     for row in rows:
         if row.band is not None:
             panel.axvspan(*row.band, 1 - (at + row.height) / tall, 1 - at / tall, color=BAND, linewidth=0, zorder=0)
-        _row(plot, panel, row, at + row.height / 2, baselines)
+        _row(plot, panel, row, at + row.height / 2, right + 12, baselines)
         at += row.height
-    plot.text(LABELS + (WIDTH - LABELS - VALUES) / 2, tall + 37, axis, color=DIM, ha="center", fontsize=SIZE - 0.5)
+    plot.text((LABELS + right) / 2, tall + 37, axis, color=DIM, ha="center", fontsize=SIZE - 0.5)
     return plot.svg(name, label)
 
 
-def _row(plot: Plot, panel: Any, row: Row, at: float, baselines: bool) -> None:
+def _row(plot: Plot, panel: Any, row: Row, at: float, right: float, baselines: bool) -> None:
     ink, one = {"own": INK, "control": PALE, "unresolved": PALE}[row.kind], row.number
     for n, words in enumerate(row.lines):
         look = {"color": INK if row.kind == "own" else DIM, "fontsize": SIZE}
@@ -86,7 +87,7 @@ def _row(plot: Plot, panel: Any, row: Row, at: float, baselines: bool) -> None:
     if baselines and one.baseline is not None:
         panel.plot([one.baseline], [at], "D", markersize=5, markerfacecolor=PAPER, markeredgecolor=DIM, zorder=3)
     if one.value is None:
-        plot.text(WIDTH - VALUES + 12, 4 + at, "no value", color=DIM, fontsize=SIZE - 0.5)
+        plot.text(right, 4 + at, "no value", color=DIM, fontsize=SIZE - 0.5)
         return
     if one.low is not None and one.high is not None:
         panel.plot([one.low, one.high], [at, at], color=ink, linewidth=1.8, solid_capstyle="round", zorder=4)
@@ -94,18 +95,23 @@ def _row(plot: Plot, panel: Any, row: Row, at: float, baselines: bool) -> None:
     edge = PALE if row.kind != "own" else FOR
     panel.plot([one.value], [at], "o", markersize=6, markerfacecolor=face, markeredgecolor=edge, zorder=5)
     words, values = spelt(one)
-    plot.numbers(
-        WIDTH - VALUES + 12, 4 + at, words, values, color=INK if row.kind == "own" else DIM, fontsize=SIZE - 0.5
-    )
+    plot.numbers(right, 4 + at, words, values, color=INK if row.kind == "own" else DIM, fontsize=SIZE - 0.5)
 
 
 def spelt(one: Number) -> tuple[str, list[float]]:
-    """`0.83 [0.79, 0.87]`, and the three."""
-    places = decimals_of(one)
-    if one.value is None or one.low is None or one.high is None:
-        return (written(one.value), [one.value]) if one.value is not None else ("", [])
-    value, low, high = (written(number, places) for number in (one.value, one.low, one.high))
-    return f"{value} [{low}, {high}]", [one.value, one.low, one.high]
+    """`0.83 [0.79, 0.87]`, and the numbers in it."""
+    if one.value is None:
+        return "", []
+    places, words = decimals_of(one), narrow(one)
+    value = written(one.value, places)
+    if one.low is None or one.high is None or words:
+        return f"{value} [{words}]" if words else value, [one.value]
+    return f"{value} [{written(one.low, places)}, {written(one.high, places)}]", [one.value, one.low, one.high]
+
+
+def _beside(rows: Sequence[Row]) -> float:
+    """As wide as the longest of the values is, at most."""
+    return max(VALUES, 14 + LETTER * max((len(spelt(row.number)[0]) for row in rows), default=0))
 
 
 def _limits(rows: Sequence[Row], others: Sequence[float | None], baselines: bool) -> tuple[float, float]:

@@ -5,6 +5,7 @@ The value is that of the summary, to its last digit; what is read is as much of 
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,35 @@ def numeral(value: float | int | None, decimals: int | None = None) -> "Markup":
 
 
 def estimate(one: Number) -> "Markup":
-    """`0.83 [0.79, 0.87]`; without a value a dash."""
+    """`0.83 [0.79, 0.87]`; `1.0 [no width]`; without a value a dash."""
     from markupsafe import Markup
 
     if one.value is None:
         return numeral(None)
-    decimals = decimals_of(one)
+    value = numeral(one.value, decimals_of(one))
     if one.low is None or one.high is None:
-        return numeral(one.value, decimals)
-    low, high = numeral(one.low, decimals), numeral(one.high, decimals)
-    return Markup('{} <span class="interval">[{}, {}]</span>').format(numeral(one.value, decimals), low, high)
+        return value
+    if words := narrow(one):
+        return Markup('{} <span class="interval">[{}]</span>').format(value, words)
+    low, high = (numeral(end, decimals_of(one)) for end in (one.low, one.high))
+    return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
+
+
+def between(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
+    """`estimate` of three numbers that are no estimate of the summary's, as a mean between the ends of a band."""
+    return estimate(Number(value=value, low=low, high=high))
+
+
+def like(value: float | None, one: Number) -> "Markup":
+    """A number beside an estimate of the same kind, with as many decimals."""
+    return numeral(value, None if value is None else decimals_of(one))
+
+
+def narrow(one: Number) -> str:
+    """What to write for an interval whose ends would be written alike."""
+    if one.low is None or one.high is None or f"{one.low:.{MOST}f}" != f"{one.high:.{MOST}f}":
+        return ""
+    return "no width" if one.low == one.high else "hardly any width"
 
 
 def chance(p: float | None) -> "Markup":
@@ -50,10 +70,16 @@ def chance(p: float | None) -> "Markup":
 
 
 def decimals_of(one: Number) -> int | None:
-    """So many that two digits of the interval's width are seen; None where there is no interval."""
-    if one.low is None or one.high is None or one.high <= one.low:
-        return None
-    return max(0, min(MOST, 1 - math.floor(math.log10(one.high - one.low))))
+    """So many that two digits are seen of the interval's width, and of the value, of one below 1 no more than two decimals.
+
+    Without an interval that can be seen as many as the value has, of three digits; but two at least.
+    """
+    value = one.value or 0.0
+    two = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
+    if one.low is None or one.high is None or narrow(one):
+        return None if len(re.sub(r"^[−0.]+|\D", "", written(value))) > 1 else min(two, MOST)
+    width = 1 - math.floor(math.log10(one.high - one.low))
+    return max(0, min(MOST, max(width, min(two, 2))))
 
 
 def written(value: float | int, decimals: int | None = None) -> str:

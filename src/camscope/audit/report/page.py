@@ -11,43 +11,21 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from camscope.audit.limits import ALWAYS
+from camscope.audit.report.board import KIND_WORDS, TALLIES, blocks, grouped, kind_of, sides, speaks
 from camscope.audit.report.figures import figures
-from camscope.audit.report.numerals import chance, counted, estimate, numeral
+from camscope.audit.report.numerals import between, chance, counted, estimate, like, numeral
 from camscope.audit.report.shelves import KINDS, Pictures
-from camscope.audit.report.words import MARGINS, QUANTITY, SPEAKS, clean
+from camscope.audit.report.words import MARGINS, MEANS, QUANTITY, clean
 from camscope.audit.schema import Stage, Summary, Verdict, plain
+from camscope.audit.shortcuts.overlaps import MOST, overlapping
 from camscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     import jinja2
 
 SITES = ("site", "hospital", "centre", "center", "institution", "clinic")
-HEADINGS: Mapping[str, str] = {
-    "against": "What speaks against the model",
-    "for": "What speaks for the model",
-    "neither": "What speaks neither way",
-    "untested": "What could not be tested",
-}
-NOTHING: Mapping[str, str] = {
-    "against": "Nothing that was tested speaks against the model. This is not proof of its soundness.",
-    "for": "Nothing that was tested speaks for the model.",
-    "neither": "No answer speaks neither way.",
-    "untested": "Every question that was asked had an answer.",
-}
-UNASKED = dict.fromkeys(HEADINGS, "No question was asked. This says nothing for the model.")
-TOLD = ["supported", "not supported"]
-TALLIES: Mapping[str, Mapping[str, str | list[str]]] = {
-    "against": {"speaks": "against", "word": TOLD},
-    "for": {"speaks": "for", "word": TOLD},
-    "neither": {"speaks": "neither", "word": TOLD},
-    "untested": {"word": "not testable"},
-}
-TALLY_WORDS: Mapping[str, str] = {
-    "against": "against the model",
-    "for": "for the model",
-    "neither": "neither way",
-    "untested": "not testable",
-}
+NOTHING = "Nothing that was tested speaks against {}. This is not proof of soundness."
+UNASKED = "No question was asked. This says nothing for the model."
 
 
 @dataclass(frozen=True)
@@ -89,24 +67,28 @@ def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping
     engine = environment()
     from markupsafe import Markup
 
-    with_numbers, groups = plain(summary), grouped(summary.verdicts)
+    with_numbers = plain(summary)
     engine.globals |= {
         "kind_of": kind_of,
         "counted": partial(_counted, with_numbers),
         "digest_of": _digest,
         "quantity": QUANTITY,
-        "speaks": SPEAKS,
+        "speaks": speaks,
+        "means": MEANS,
+        "most": MOST,
+        "blocks": partial(blocks, overlapping=overlapping(summary)),
         "anchors": {one.id: one.id for one in SECTIONS},
     }
     html: str = engine.get_template("page.html").render(
         summary=summary,
         sections=SECTIONS,
         titles={one.id: one.title for one in SECTIONS} | {"front": "Verdicts"},
-        groups=groups,
-        headings=HEADINGS,
-        nothing=NOTHING if summary.verdicts else UNASKED,
+        sides=sides(summary),
+        nothing=NOTHING,
+        unasked=UNASKED,
         tallies=TALLIES,
-        tally_words=TALLY_WORDS,
+        kind_words=KIND_WORDS,
+        untested=grouped(summary.verdicts)["untested"],
         by_section={one.id: _in_order([v for v in summary.verdicts if v.section == one.id]) for one in SECTIONS},
         site=_site(summary),
         drawn=figures(summary),
@@ -122,16 +104,6 @@ def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping
         script=Markup(_own("page.js")),  # noqa: S704 - the package's own file
     )
     return html
-
-
-def kind_of(verdict: Verdict) -> str:
-    """Whether it speaks for or against the model, neither, or was not testable."""
-    return "untested" if verdict.word == "not testable" else verdict.speaks
-
-
-def grouped(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """What speaks against the model, then for it, neither way, and what was not testable; each in the order it came."""
-    return {kind: [one for one in verdicts if kind_of(one) == kind] for kind in HEADINGS}
 
 
 def skipped(summary: Summary) -> dict[str, Stage]:
@@ -160,7 +132,8 @@ def environment() -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    engine.filters |= {"n": numeral, "estimate": estimate, "p": chance}
+    engine.filters |= {"n": numeral, "estimate": estimate, "like": like, "p": chance}
+    engine.globals["between"] = between
     engine.globals["none"] = None
     return engine
 
@@ -180,8 +153,7 @@ def _counted(with_numbers: Mapping[str, Any], path: str, **known: str | list[str
 
 
 def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    order = list(HEADINGS)
-    return sorted(verdicts, key=lambda one: order.index(kind_of(one)))
+    return [one for rows in grouped(verdicts).values() for one in rows]
 
 
 def _site(summary: Summary) -> str | None:

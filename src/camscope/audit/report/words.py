@@ -1,12 +1,14 @@
 """Words: texts from outside as the report shows them, and names for what the summary holds."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 QUANTITY: Mapping[str, str] = {
     "performance": "AUROC",
     "performance by subgroup": "difference in AUROC",
     "evidence": "change of the log odds, in SD",
     "shortcut": "change of the log odds, in SD",
+    "shortcut by subgroup": "difference of the change, in SD",
     "blanked organ": "AUROC that is left",
     "localisation": "enrichment",
     "localisation by subgroup": "difference of the share inside",
@@ -18,12 +20,54 @@ QUANTITY: Mapping[str, str] = {
     "strategies": "stability of the clusters",
 }
 
-SPEAKS: Mapping[str, str] = {
-    "against": "speaks against the model",
-    "for": "speaks for the model",
-    "neither": "speaks neither way",
-    "untested": "could not be tested",
+
+@dataclass(frozen=True)
+class Subject:
+    """What verdicts are about: `title`, `words` on it, its `name` in a sentence, and the questions that are asked of it."""
+
+    title: str
+    words: str
+    name: str
+    questions: tuple[str, ...]
+
+
+SUBJECTS: Mapping[str, Subject] = {
+    "model": Subject(
+        "The model",
+        "What it answers, and what its answers rest on.",
+        "the model",
+        (
+            "performance", "performance by subgroup", "evidence", "shortcut", "shortcut by subgroup", "blanked organ",
+        ),
+    ),
+    "maps": Subject(
+        "The maps",
+        "Whether they show what the model does. A map that does not is no evidence, and speaks against no model.",
+        "the maps",
+        (
+            "localisation", "localisation by subgroup", "where the maps lie", "faithfulness", "sanity", "robustness",
+            "strategies",
+        ),
+    ),
+    "data": Subject(
+        "The data",
+        "What travels with the images, and could be learnt in the finding's place.",
+        "the data",
+        ("leak",),
+    ),
+}  # fmt: skip
+
+MEANS: Mapping[str, str] = {
+    "supported": "the claim holds",
+    "not supported": "the claim does not hold",
+    "not testable": "nobody can tell, which is no acquittal",
 }
+
+
+def subject_of(question: str) -> str:
+    """Whether a question is asked of the model, of the maps or of the data; a new one, of the model."""
+    return next((name for name, one in SUBJECTS.items() if question in one.questions), "model")
+
 
 MARGINS: Mapping[str, str] = {
     "effect": "An intervention counts from this change of the log odds, in their standard deviations",

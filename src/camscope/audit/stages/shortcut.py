@@ -10,6 +10,7 @@ from camscope.audit.answers.leaks import leaks
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.schema import Level, Mass, Shortcut, Step
 from camscope.audit.shortcuts.masses import masses
+from camscope.audit.shortcuts.overlaps import overlaps
 from camscope.audit.shortcuts.reading import reading
 from camscope.audit.shortcuts.scenes import Scenes, scenes
 from camscope.audit.shortcuts.trying import Trying
@@ -44,6 +45,7 @@ def shortcut(subject: Subject) -> Shortcut:
         regions={name: max(len(own.with_region(name)) for own in named.values()) for name in names},
         markers={finding: _markers(own) for finding, own in named.items()},
         missing=tuple(_missing(seen)),
+        overlaps=tuple(one for finding in subject.findings for one in overlaps(seen.of(finding.name), finding.name)),
         masses=tuple(_masses(subject, seen)),
         interventions=tuple(interventions),
         blanked=tuple(blanked),

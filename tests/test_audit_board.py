@@ -1,0 +1,53 @@
+"""The front page's order: verdicts by what they are about, and those that one cause may have given beside one another."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("jinja2")
+pytest.importorskip("pyarrow")
+pytest.importorskip("matplotlib")
+
+from audit_summary import nothing, num, verdict
+from camscope.audit import verdicts as judging
+from camscope.audit.report import page
+from camscope.audit.report.board import blocks
+from camscope.audit.report.words import QUANTITY, SUBJECTS
+
+
+def test_what_speaks_against_the_maps_does_not_speak_against_the_model():
+    judged = verdict("faithfulness", "The maps of gradcam show it.", "nodule", "not supported", "against", num(-0.2, 0.1), 0.0,
+                     "faithfulness", "gradcam")  # fmt: skip
+    html = page(nothing().model_copy(update={"verdicts": (judged,)}))
+    tally = [
+        " ".join(re.sub(r"<[^>]*>", " ", row).split())
+        for row in re.findall(r'<tr><th scope="row">The (?:.*?)</tr>', html, re.S)
+    ][:3]
+    assert tally == ["The model 0 0 0 0", "The maps 1 0 0 0", "The data 0 0 0 0"]
+    assert "What speaks against the maps" in html
+    assert "What speaks against the model" not in html
+    assert "Nothing that was tested speaks against the model." in html
+
+
+def test_every_question_is_about_something():
+    asked = set(re.findall(r'_(?:made|equal|reliance)\(\s*"([\w ]+)"', Path(judging.__file__).read_text("utf-8")))
+    asked |= set(re.findall(r'claim, "([\w ]+)", good', Path(judging.__file__).read_text("utf-8")))
+    known = [question for one in SUBJECTS.values() for question in one.questions]
+    assert asked >= {"performance", "shortcut", "evidence", "leak", "sanity"}
+    assert sorted(known) == sorted(set(known))
+    assert asked <= set(known)
+    assert asked - {one for one in asked if one in QUANTITY or one.endswith("by subgroup")} == set()
+
+
+def test_verdicts_on_one_cause_stand_where_the_first_of_them_does():
+    rows = [
+        verdict("shortcut", name, "f", word, "against", num(1.0, 0.1), 0.1, "shortcut", name)
+        for name, word in (("a", "supported"), ("b", "supported"), ("c", "supported"), ("d", "not supported"), ("e", "supported"))
+    ]  # fmt: skip
+    made = blocks(rows, {"f": [["a", "d"], ["b", "e"]]})
+    assert [("".join(row.claim for row in one.rows), one.overlap) for one in made] == [
+        ("a", True), ("be", True), ("cd", False),
+    ]  # fmt: skip
+    assert [len(one.rows) for one in blocks(rows, {})] == [5]
