@@ -14,6 +14,7 @@ from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.asking import gives_probabilities, pooled
 from camscope.audit.config import Config
 from camscope.audit.demonstration import phantom_audit
+from camscope.audit.verifying import verified
 from camscope.errors import InputError, TargetError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,6 +121,10 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
     lost = [one for one in research.summary.check.flow if one.lost]
     assert [(one.name, one.rows) for one in lost] == [("rows without a path", 1)]
     assert not [file for file in research.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
+    found = verified(
+        research.folder, {**plain, "report": {"profile": "research"}}, rows=100
+    )  # with the one without a mask
+    assert found.holds, [one for one in found.checks if not one.holds]
 
 
 def test_masks_of_other_images_leave_localisation_untested_and_say_why(study, tmp_path):

@@ -114,7 +114,8 @@ def _known(run: AuditRun, finding: Finding) -> dict[tuple[Any, ...], float]:
 
 
 def _places_of(subject: Subject, finding: Finding, rows: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], float]]:
-    measuring = Measuring(subject.maps, [METRICS[name] for name in LOCAL], subject.evidence[finding.name])
+    evidence = subject.evidence[finding.name]
+    measuring = Measuring(subject.maps, [METRICS[name] for name in LOCAL], evidence, strict=False)
     asked = [row for row in _maps(subject, rows) if row["target"] == str(finding.index)]
     for _, own in groupby(asked, key=lambda row: row["row"]):
         for one in measuring.of_image(list(own)):

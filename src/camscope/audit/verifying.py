@@ -40,7 +40,7 @@ class Verified:
 
 def verified(
     folder: str | os.PathLike[str],
-    config: Config | str | os.PathLike[str] | None = None,
+    config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     *,
     rows: int = 8,
     seed: int = 0,
