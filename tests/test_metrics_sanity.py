@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -237,6 +238,12 @@ def test_maps_without_a_number_are_counted_and_too_many_neither_pass_nor_fail():
     assert (few.passes, few.undefined, few.curve("spearman")[-1]) == (True, 1, pytest.approx(0.15))
     assert (many.passes, many.undefined) == (None, 3)
     assert "nothing to compare" in many.verdicts["spearman"].reason
+    for other, passes in (
+        (0.1, None),
+        (1.0, False),
+    ):  # of two similarities one that fails decides, one that passes does not
+        both = {**many.values, "hog": np.full((1, 1, 5), other)}
+        assert replace(many, values=both, null={**many.null, "hog": many.null["spearman"]}).passes is passes
     none = told([[[np.nan] * 5]], np.nan)
     assert none.passes is None
     assert none.title.startswith("m, cascading randomisation, no verdict (5 images")
