@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from camscope.batch import manifest_of
+from camscope.batch import Manifest, manifest_of
 from camscope.batch import private as runs
 from camscope.errors import ImageError, PreprocessError
 from camscope.explainers import facts, inputs
@@ -99,9 +99,9 @@ OF_PRIVACY = [
     Mutant("only by names", runs, "has_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan),
     Mutant(
         "rows are places",
-        runs.Places,
-        "__getitem__",
-        "np.searchsorted(self._rows, number)",
+        Manifest,
+        "at",
+        "int(np.searchsorted(self._numbers, number))",
         "number",
         a_row_is_of_its_own_file,
     ),

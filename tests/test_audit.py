@@ -394,7 +394,7 @@ def test_the_config_that_init_writes_runs(cases, tmp_path):
     made = Config.of(folder / "audit.toml")
     assert made.explain.findings == ("lesion",)
     assert made.data.patient == "patient"
-    assert made.data.subgroups == ("site", "sex")
+    assert made.data.subgroups == ("site", "sex", "age")
     assert made.regions.columns == {"token": "region_token"}
     assert made.regions.organ == "region_lungs"
     assert Path(made.data.manifest).resolve() == Path(config.data.manifest).resolve()
