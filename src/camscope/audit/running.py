@@ -73,13 +73,14 @@ def begin(subject: Subject, told: Telling, *, overwrite: bool) -> None:
     Before any stage looks at them all images are read, and their digests noted; `told` of it as of the stage "images".
     """
     plan, facts = subject.folder / PLAN, provenance.identity(subject)
-    known = _read(plan) if plan.is_file() and not overwrite else None
+    some = any((subject.folder / STAGES).glob("*.json"))
+    known = _read(plan) if plan.is_file() and some and not overwrite else None  # a plan alone has cost nothing
     if known is not None:
         _expect_same(subject, facts, known)
     elif subject.folder.is_dir() and any(subject.folder.iterdir()) and not plan.is_file():
         raise OutputError(f"{subject.folder} exists and is no audit; choose another folder")
     images = of_images(subject, lambda done, total: told(IMAGES, done, total))
-    if known is not None and any((subject.folder / STAGES).glob("*.json")):
+    if known is not None:
         expect_images(subject, known.get(IMAGES))
         return
     writing.emptied(subject.folder)

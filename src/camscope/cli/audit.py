@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 MARKS = {"supported": "●", "not supported": "○", "not testable": "–"}
 STYLES = {"for": "green", "against": "bold red", "neither": ""}
+AGAINST_MAPS = "yellow"  # which speaks against no model
 
 
 @app.command(
@@ -220,9 +221,12 @@ def verdict_table(made: "AuditRun") -> "Table":
     """A line for each question, those that speak against the model first."""
     from rich.text import Text
 
+    from camscope.audit.report.words import SUBJECTS
+
     table = base.table("claim", "verdict", "effect [95 %]>", "n>", "why")
     for one in made.verdicts:
-        style = STYLES[one.speaks]
+        of_maps = one.speaks == "against" and one.question in SUBJECTS["maps"].questions
+        style = AGAINST_MAPS if of_maps else STYLES[one.speaks]
         word = Text(f"{MARKS[one.word]} {one.word}", style)
         table.add_row(
             Text(base.shown(one.claim), style),
