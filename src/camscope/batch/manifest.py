@@ -110,15 +110,15 @@ class Manifest:
 
     def place(self, path: str) -> str:
         """Where an image is: a file inside the root, or a URL. InputError for a path that leads out of it."""
-        return path if self.root is None else placed(path, self.root, confined=True, real=self._real)
+        return path if self.root is None else placed(path, self.root, confined=True, folders=self._folders)
 
     @cached_property
-    def _real(self) -> str:
-        """The root, behind all links."""
-        return os.path.realpath(self.root or "")
+    def _folders(self) -> dict[str, str]:
+        """What folders are behind all links, those that were asked for: thousands of files share one."""
+        return {}
 
 
-def placed(path: str, root: Path, *, confined: bool, real: str | None = None) -> str:
+def placed(path: str, root: Path, *, confined: bool, folders: dict[str, str] | None = None) -> str:
     """Where a path of a manifest leads from its root; InputError where it leads out of it, and is confined to it."""
     if "://" in path:
         if confined and any(_of_this_machine(link) for link in path.split("::")):
@@ -126,10 +126,24 @@ def placed(path: str, root: Path, *, confined: bool, real: str | None = None) ->
                 f"{path}: a URL of this machine's files may lead out of {root}; name the path, or pass --anywhere"
             )
         return path
-    where = os.path.join(root, path)  # noqa: PTH118 - a million rows: a Path costs more than its file takes to read
-    if confined and not _inside(os.path.realpath(where), real or os.path.realpath(root)):
+    where, known = os.path.join(root, path), {} if folders is None else folders  # noqa: PTH118 - a Path costs as much as a small file
+    if confined and not _inside(_real(where, known), _real_folder(str(root), known)):
         raise InputError(f"{path}: it leads out of {root}; move it there, or pass --anywhere")
     return where
+
+
+def _real(path: str, known: dict[str, str]) -> str:
+    """Behind all links; of a file that is none, in what its folder is."""
+    folder, name = os.path.split(path)
+    if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114
+        return os.path.realpath(path)
+    return os.path.join(_real_folder(folder, known), name)  # noqa: PTH118
+
+
+def _real_folder(folder: str, known: dict[str, str]) -> str:
+    if folder not in known:
+        known[folder] = os.path.realpath(folder)
+    return known[folder]
 
 
 def _inside(real: str, base: str) -> bool:

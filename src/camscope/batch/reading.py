@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
@@ -17,7 +18,7 @@ from camscope.batch.threads import in_order
 from camscope.errors import CamscopeError, GeometryError, ImageError, InputError, MissingExtraError
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
-from camscope.images.listing import is_medical
+from camscope.images.listing import PICTURES, is_medical
 from camscope.images.photo import remarks
 from camscope.images.private import unquoted
 from camscope.images.sources import selected
@@ -97,7 +98,11 @@ def source_of(manifest: Manifest, path: str) -> bytes | Path:
 
 def fetched(place: str) -> bytes | Path:
     """The same of where it is, a path or a URL."""
-    if "://" not in place and (is_medical(place) or selected(place)[0].is_dir()):
+    if (
+        "://" not in place
+        and not place.lower().endswith(PICTURES)
+        and (is_medical(place) or selected(place)[0].is_dir())
+    ):
         return Path(place)
     return bytes_of(place)
 
@@ -133,10 +138,11 @@ def _digest(path: Path) -> str:
 def bytes_of(place: str) -> bytes:
     """A file's, or those behind a URL, as `s3://bucket/cat.jpg`: fsspec reads that, with the store's own package."""
     if "://" not in place:
-        path = Path(place)
-        if stat.S_ISFIFO(path.stat().st_mode) or path.is_char_device():  # these may never end
+        kind = os.stat(place).st_mode  # noqa: PTH116 - a Path costs more than a small file takes to read
+        if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):  # these may never end
             raise OSError(errno.EINVAL, "it is no file, but a pipe or a device")
-        return path.read_bytes()
+        with open(place, "rb") as plain:  # noqa: PTH123
+            return plain.read()
     try:
         import fsspec
     except ImportError as error:
