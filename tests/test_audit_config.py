@@ -3,14 +3,17 @@
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from camscope.audit.config import Config
+from camscope.audit.config import Config, placed_source
+from camscope.audit.starting import _near as near
 from camscope.audit.starting import init
+from camscope.audit.subject import Subject
 from camscope.errors import InputError
 
 PLAIN = {
@@ -192,3 +195,18 @@ def test_whatever_is_missing_it_is_one_extra_that_brings_all(package, monkeypatc
     source = Path(camscope.audit.__file__).read_text(encoding="utf-8")
     with pytest.raises(MissingExtraError, match=rf"{package} is not installed; run: pip install \"camscope\[audit\]\""):
         exec(compile(source, camscope.audit.__file__, "exec"), {"__name__": "camscope.audit"})
+
+
+def test_datasets_keep_their_names_and_folders_of_them_are_found_from_the_config(study, tmp_path):
+    (study / "kept").mkdir()
+    here = tmp_path / "elsewhere"
+    assert placed_source("hf:kept", study) == f"hf:{study / 'kept'}"
+    for name in ("hf:org/name:test", "torchvision:CIFAR10", "s3://bucket/manifest.csv"):
+        assert placed_source(name, study) == near(name, here) == name
+    assert placed_source("manifest.csv", study) == str(study / "manifest.csv")
+    assert placed_source(near(f"hf:{study / 'kept'}", here), here.resolve()).endswith("kept")
+
+
+def test_one_image_of_each_patient_is_drawn_before_a_second_of_any():
+    subject = SimpleNamespace(patients=dict(enumerate("aaabbbcd")))
+    assert Subject._by_turns(subject, [2, 0, 5, 7, 1, 3, 6]) == [2, 5, 7, 6, 0, 3, 1]

@@ -31,7 +31,7 @@ OF_A_MODEL = (
     "model.preprocess",
     "model.outputs",
 )  # which another kind of model needs to have otherwise
-JUDGED_BY = ("margins", "replicates")  # what changes words and intervals, and no value
+JUDGED_BY = ("margins", "replicates", "skip")  # what changes words and intervals, and no value
 ABSENT = "not there"
 Facts = Mapping[str, Any]
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from camscope.batch.sources import LIBRARIES
 from camscope.errors import InputError
 from camscope.explainers.base import kind_of
 
@@ -262,8 +263,8 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     data, model = made.get("data"), made.get("model")
     if isinstance(data, dict):
         for name in ("manifest", "root"):
-            if isinstance(data.get(name), str) and "://" not in data[name]:
-                data[name] = str(folder / data[name])
+            if isinstance(data.get(name), str):
+                data[name] = placed_source(data[name], folder)
         found = data.get("evidence")
         if isinstance(found, str):
             data["evidence"] = _there(found, folder)
@@ -276,6 +277,13 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(source, str) and ".py:" in source:
             model["source"] = str(folder / source)
     return made
+
+
+def placed_source(source: str, folder: Path) -> str:
+    """A manifest as seen from here: the path of a file or a folder, of an `hf:FOLDER` too; a URL and a name as they are."""
+    library = next((one for one in LIBRARIES if source.startswith(one)), "")
+    path = folder / source.removeprefix(library)
+    return source if "://" in source or (library and not path.is_dir()) else f"{library}{path}"
 
 
 def _there(place: Any, folder: Path) -> Any:

@@ -11,6 +11,7 @@ from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
 from camscope.audit.findings import labels_of, single
 from camscope.batch import manifest_of
 from camscope.batch.manifest import arrow
+from camscope.batch.sources import LIBRARIES
 from camscope.cards import card_of
 from camscope.errors import InputError
 from camscope.models import load_model
@@ -206,7 +207,11 @@ def _fields(part: Any, words: dict[str, str]) -> list[str]:
 
 
 def _near(place: str, folder: Path) -> str:
-    """A path as seen from the folder of the config."""
+    """A path, of an `hf:FOLDER` too, as seen from the folder of the config."""
+    library = next((one for one in LIBRARIES if place.startswith(one)), "")
+    if library:
+        name = place.removeprefix(library)
+        return f"{library}{_near(name, folder)}" if Path(name).is_dir() else place
     if "://" in place or place == "random":
         return place
     return Path(os.path.relpath(Path(place).resolve(), folder.resolve())).as_posix()

@@ -1,6 +1,7 @@
 """Subject: what is audited: the rows of the manifest, the model, its explainers, and what is known of each image."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from camscope.audit.answers.levels import AGE, MOST, band, missing
 from camscope.audit.config import Config
+from camscope.audit.enough import FOR_A_WORD
 from camscope.batch import Manifest, Run, manifest_of
 from camscope.batch.manifest import TAKEN, arrow
 from camscope.batch.private import privately
@@ -287,19 +289,30 @@ class Subject:
         return Run(self.folder / "maps", self.manifest)
 
     def sampled(self, count: int, salt: int, finding: Finding, *, only: bool = False) -> list[int]:
-        """So many rows drawn by the seed, in their order: as many with the finding as without, or `only` such with it."""
+        """So many rows drawn by the seed, in their order: as many with the finding as without, or `only` such with it.
+
+        One of each patient before a second of any: a verdict is of so many patients.
+        """
         truths = self.truths(finding)
         random = np.random.default_rng((self.config.seed, salt, finding.index))
         kinds = [[row for row in self.readable if truths[row] is kind] for kind in ((True,) if only else (True, False))]
         drawn: list[int] = []
         for k, kind in enumerate(sorted(kinds, key=len)):
             most = (count - len(drawn)) // (len(kinds) - k)
-            drawn += [kind[i] for i in random.permutation(len(kind))[:most]]
+            drawn += self._by_turns([kind[i] for i in random.permutation(len(kind))])[:most]
         return sorted(drawn)
 
+    def _by_turns(self, rows: Sequence[int]) -> list[int]:
+        """The first row of each patient in their order, then the second ones."""
+        seen, turn = Counter[Any](), dict[int, int]()
+        for row in rows:
+            turn[row] = seen[self.patients[row]]
+            seen[self.patients[row]] += 1
+        return sorted(rows, key=turn.__getitem__)
+
     def sampled_of_all(self, count: int, salt: int) -> list[int]:
-        """The same of every finding, together: each has its share."""
-        each = count // len(self.findings)
+        """The same of every finding, together: each has its share, and never too few for a word."""
+        each = max(count // len(self.findings), min(count, 3 * FOR_A_WORD))
         return sorted({row for one in self.findings for row in self.sampled(each, salt, one)})
 
     @cached_property
