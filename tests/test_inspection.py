@@ -22,7 +22,7 @@ import pydicom
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEGLosslessSV1, generate_uid
 
-from camscope.batch import inspect_images
+from camscope.batch import inspect_images, reading
 from camscope.batch.inspection import CODES
 from camscope.batch.inspection.columns import Coded, crossing, repeated
 from camscope.batch.inspection.facts import Facts, digest_of_pixels
@@ -618,8 +618,13 @@ def test_a_file_is_read_once_and_threads_change_nothing(planted, monkeypatch):
         opened.append(self.name)
         return original(self, *words, **more)
 
+    def plainly(path, *words, **more):
+        opened.append(Path(path).name)
+        return open(path, *words, **more)  # noqa: PTH123
+
     path = planted.list()
     monkeypatch.setattr(Path, "open", counted)
+    monkeypatch.setattr(reading, "open", plainly, raising=False)
     made = inspect_images(path, threads=1)
     assert sorted(name for name in opened if name.endswith((".dcm", ".png"))) == sorted(
         path.name for path in planted.folder.iterdir() if path.suffix in (".dcm", ".png")
