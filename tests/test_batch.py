@@ -620,3 +620,18 @@ def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
     one = Loaded({}, None, Item(torch.zeros(shape), None, "", None, None))
     assert Worker([tool], [None], manifest).at_once(one) == many
     assert Worker([tool], [None], manifest, batch_size=5).at_once(one) == 5
+
+
+def test_small_files_are_read_by_one_thread_and_large_ones_by_as_many_as_there_are_cores(tmp_path, monkeypatch):
+    from camscope.batch.private import privately
+    from camscope.batch.run import SMALL, readers
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name, size in (("small.png", SMALL - 1), ("large.png", SMALL)):
+        (tmp_path / name).write_bytes(bytes(size))
+    for name, many in (("small.png", 1), ("large.png", 8)):
+        manifest = manifest_of([tmp_path / name])
+        assert readers(manifest) == readers(privately(manifest)) == many
+    assert readers(manifest_of([np.zeros((8, 8, 3), np.uint8)])) == 8, "of a dataset nothing is known"
+    (tmp_path / "gone.csv").write_text("path\ngone.png\n")
+    assert readers(manifest_of(tmp_path / "gone.csv")) == 8

@@ -14,7 +14,7 @@ from camscope.batch.local import Outcome, Plan, Told
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.names import Names
 from camscope.batch.pictures import Pictures
-from camscope.batch.private import has_scans, privately
+from camscope.batch.private import Places, has_scans, privately
 from camscope.batch.rows import digest_of
 from camscope.batch.sources import manifest_of
 from camscope.batch.store import Store
@@ -30,6 +30,7 @@ from camscope.models import nameless
 from camscope.targets import Question
 
 CHUNK = 256  # images in a part
+SMALL = 32_768  # bytes of a file
 Engine = Literal["local", "ray"]
 Profile = Literal["research", "clinical"]
 
@@ -101,13 +102,23 @@ def run_batch(
     try:
         if engine == "ray":
             return on_ray.run_chunks(worker, manifest, store, plan, threads, max_failures, told, address, workers)
-        return local.run_chunks(
-            worker, manifest, store, plan, threads or max(1, os.cpu_count() or 1), max_failures, told
-        )
+        return local.run_chunks(worker, manifest, store, plan, threads or readers(manifest), max_failures, told)
     except (*OF_THE_RUN, TargetError):
         if new:
             store.retract()
         raise
+
+
+def readers(manifest: Manifest) -> int:
+    """Threads that read images: one a core; one where the first file is small, which takes longer to hand over than to read."""
+    cores, known = os.cpu_count() or 1, manifest.images
+    files = known.manifest if isinstance(known, Places) else manifest
+    if files.images is not None or not len(files):
+        return cores
+    try:
+        return 1 if Path(files.place(files.table["path"][0].as_py())).stat().st_size < SMALL else cores
+    except (OSError, InputError):  # a URL, or a file that is not there
+        return cores
 
 
 def _profiled(manifest: Manifest, profile: Profile | None, keep: Sequence[str], preprocess: object) -> Manifest:

@@ -57,7 +57,8 @@ def run(
         typer.Option("--batch-size", min=1, help="Images in one pass; default: 16, of small images up to 64."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="That read images, in each process; default: one a core of its.")
+        int | None,
+        typer.Option(min=1, help="That read images, in each process; default: one a core, one alone of small files."),
     ] = None,
     chunk: Annotated[int, typer.Option(min=1, help="Images in a part file.")] = 256,
     shard: Annotated[
