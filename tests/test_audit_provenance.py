@@ -159,9 +159,38 @@ def halved(table):
     return compute.divide(table["value"], 2.0)
 
 
+def swayed(column, where):
+    """Two of some values, of two patients, moved apart: their mean stays, and the interval alone is left to see."""
+
+    def change(table):
+        values = table[column].to_pylist()
+        some = [n for n, row in enumerate(table.to_pylist()) if where(row) and values[n] is not None]
+        for n, step in ((some[0], 0.5), (some[-1], -0.5)):
+            values[n] += step
+        return pyarrow.array(values, table.schema.field(column).type)
+
+    return change
+
+
+def inserted(row):
+    return (row["kind"], row["region"]) == ("insert", "token")
+
+
+def placed(row):
+    return row["metric"] == "peak-distance" and row["method"] == "gradcam"
+
+
+def from_one_donor(table):
+    first = next(one for one in table["donor"].to_pylist() if one is not None)
+    return pyarrow.array([one and first for one in table["donor"].to_pylist()], pyarrow.int64())
+
+
 @pytest.mark.parametrize(
     ("name", "column", "change", "found"),
     [
+        ("interventions.parquet", "without", swayed("without", inserted), {"effects"}),
+        ("interventions.parquet", "donor", from_one_donor, {"effects"}),
+        ("metrics.parquet", "value", swayed("value", placed), {"means", "metrics.parquet"}),
         ("predictions.parquet", "truth lesion", turned, {"answers", "means", "labels"}),
         ("interventions.parquet", "without", zeroed, {"effects", "regions taken away"}),
         ("metrics.parquet", "value", halved, {"means", "metrics.parquet", "places of maps"}),

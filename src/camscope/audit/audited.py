@@ -25,6 +25,7 @@ from camscope.audit.running import (
 from camscope.audit.schema import Summary, Verdict
 from camscope.audit.stages.report import report
 from camscope.audit.stages.shortcut import FILE as INTERVENTIONS
+from camscope.audit.stages.shortcut import columns
 from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
@@ -116,14 +117,10 @@ class AuditRun:
     def interventions(self) -> "pa.Table":
         """Every changed image: row, id, finding, region, kind, fill, log odds `without` the region and `with_it`.
 
-        No row where the stage was skipped.
+        Of an insertion the rows of `donor` and `other`. No row where the stage was skipped.
         """
-        place, pa = self.folder / INTERVENTIONS, arrow()
-        if place.is_file():
-            return arrow("parquet").read_table(place)
-        words = [(name, pa.string()) for name in ("id", "finding", "region", "kind", "fill")]
-        numbers = [(name, pa.float64()) for name in ("without", "with_it")]
-        return pa.schema([("row", pa.int64()), *words, *numbers]).empty_table()
+        place = self.folder / INTERVENTIONS
+        return arrow("parquet").read_table(place) if place.is_file() else columns().empty_table()
 
     def table(self) -> "pa.Table":
         """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""

@@ -21,7 +21,16 @@ WORDS: dict[bool | None, Better] = {True: "more", False: "less", None: "neither"
 
 def lines(subject: Subject, measures: Measures, finding: Finding) -> list[Line]:
     """Of every metric and method, of images with a finding."""
-    return _of(subject, grouped(subject, measures.table()), finding, True)
+    own = of_finding(subject, grouped(subject, measures.table()), finding, True)
+    return summed_up(own, finding.name, **subject.how)
+
+
+def summed_up(own: "pa.Table", finding: str, *, replicates: int, seed: int) -> list[Line]:
+    """The same of a table of one finding, `grouped` by patient."""
+    if not own.num_rows:
+        return []
+    found = told.summarised(own, PATIENT, seed=seed, replicates=replicates)
+    return [_line(one, finding, _floor(every)) for every in found.values() for one in every]
 
 
 def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":
@@ -46,20 +55,12 @@ def of_finding(subject: Subject, table: "pa.Table", finding: Finding, only: bool
     return kept.filter(arrow().array([truths[row] is only for row in kept["row"].to_pylist()], arrow().bool_()))
 
 
-def _of(subject: Subject, table: "pa.Table", finding: Finding, only: bool | None) -> list[Line]:
-    own = of_finding(subject, table, finding, only)
-    if not own.num_rows:
-        return []
-    found = told.summarised(own, PATIENT, seed=subject.config.seed, replicates=subject.config.replicates)
-    return [_line(one, finding, _floor(every)) for every in found.values() for one in every]
-
-
 def _floor(every: list[told.Line]) -> told.Line | None:
     """The best of the maps that know nothing."""
     return next((one for one in every if one.control and one.estimate is not None), None)
 
 
-def _line(one: told.Line, finding: Finding, floor: told.Line | None) -> Line:
+def _line(one: told.Line, finding: str, floor: told.Line | None) -> Line:
     best = None if floor is None or floor.estimate is None else floor.estimate.mean
     name = "" if floor is None or best is None else floor.method
     over: Number | None = None if one.over_control is None else number(one.over_control, 0.0, "no difference")
@@ -67,7 +68,7 @@ def _line(one: told.Line, finding: Finding, floor: told.Line | None) -> Line:
         metric=one.metric,
         method=one.method,
         layer=one.layer,
-        finding=finding.name,
+        finding=finding,
         control=one.control,
         better=WORDS[METRICS[one.metric].higher_is_better],
         fill=one.fill,

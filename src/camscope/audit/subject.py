@@ -134,6 +134,11 @@ class Subject:
         known = {who: n for n, who in enumerate(dict.fromkeys(self.patients[row] for row in self.rows))}
         return {row: known[self.patients[row]] for row in self.rows}
 
+    @property
+    def how(self) -> dict[str, int]:
+        """Of every bootstrap."""
+        return {"replicates": self.config.replicates, "seed": self.config.seed}
+
     @cached_property
     def model(self) -> nn.Module:
         """On its device, in eval mode."""

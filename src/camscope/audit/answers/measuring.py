@@ -21,10 +21,10 @@ LEAST = 10  # patients of a subgroup: of fewer an interval says nothing of other
 
 
 def measures(
-    subject: Subject, truth: Truth, odds: Floats, patients: Sequence[Any]
+    truth: Truth, odds: Floats, patients: Sequence[Any], *, replicates: int, seed: int
 ) -> tuple[dict[str, Number], Calibration]:
     """(N,) bool, (N,) log odds -> AUROC, average precision, Brier score, calibration error, slope and intercept."""
-    how: Any = {"replicates": subject.config.replicates, "seed": subject.config.seed}
+    how: Any = {"replicates": replicates, "seed": seed}
     share = float(truth.mean())
     judged = calibration(truth, 1 / (1 + np.exp(-odds)), patients, log_odds=odds, **how)
     made = {
@@ -49,7 +49,7 @@ def by_group(subject: Subject, rows: Sequence[int], truth: Truth, odds: Floats) 
             if len(set(patients)) < LEAST or not positives or not negatives:
                 yield made.model_copy(update={"reason": "too few patients, or images of one class only"})
             else:
-                yield made.model_copy(update=measures(subject, truth[own], odds[own], patients)[0])
+                yield made.model_copy(update=measures(truth[own], odds[own], patients, **subject.how)[0])
 
 
 def bins(judged: Calibration) -> Iterator[Bin]:

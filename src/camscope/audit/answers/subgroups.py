@@ -41,11 +41,11 @@ def _contrasts(
     margin: float,
     truth: Mapping[int, bool] | None,
 ) -> tuple[Contrast, ...]:
-    groups, config = [subject.patients[row] for row in rows], subject.config
+    groups = [subject.patients[row] for row in rows]
     if truth is None:
-        return contrast(values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
+        return contrast(values, said, groups, margin=margin, **subject.how)
     known = np.array([truth[row] for row in rows], np.bool_)
-    return contrast_aurocs(known, values, said, groups, margin=margin, replicates=config.replicates, seed=config.seed)
+    return contrast_aurocs(known, values, said, groups, margin=margin, **subject.how)
 
 
 def _of(column: str, one: Contrast, about: Mapping[str, Any]) -> Level:

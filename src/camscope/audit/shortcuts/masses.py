@@ -130,7 +130,7 @@ def _number(values: Floats, groups: Sequence[Any], baseline: float, name: str, s
     try:
         if not values.size:
             raise UndefinedError("no image has it")
-        found = estimated(values, groups, replicates=subject.config.replicates, seed=subject.config.seed)
+        found = estimated(values, groups, **subject.how)
         return number(found, baseline, name)
     except UndefinedError as error:
         return number(None, baseline, name, str(error))

@@ -24,7 +24,10 @@ Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> chang
 
 @dataclass(frozen=True)
 class Trial:
-    """An intervention on one image: its log odds `without` the region, and `with_it`."""
+    """An intervention on one image: its log odds `without` the region, and `with_it`.
+
+    `donor`, `other`: of an insertion the rows whose region was pasted, and whose pixels without it.
+    """
 
     row: int
     finding: str
@@ -33,6 +36,8 @@ class Trial:
     fill: str | None
     without: float
     with_it: float
+    donor: int | None = None
+    other: int | None = None
 
 
 @dataclass(eq=False)
@@ -82,7 +87,9 @@ class Trying:
         clean = np.array([self.odds[one.row] for one in there])
         changed = self._asked(there, lambda x, masks: change(x, masks, fill), name)
         self._note(name, kind, fill, there, changed, clean)
-        effect = self._effect(lambda: removal(name, fill, clean, changed, self.spread, self._groups(there), **self.how))
+        effect = self._effect(
+            lambda: removal(name, fill, clean, changed, self.spread, self._groups(there), **self.subject.how)
+        )
         return Intervention(region=name, finding=self.finding.name, kind=kind, fill=fill, effect=effect)
 
     def _inserted(self, name: str) -> Intervention:
@@ -91,12 +98,12 @@ class Trying:
         Where that one has no such region, as a marker, the same pixels of it.
         """
         pairs = list(self._pairs(name))
-        receivers = [one for one, _, _ in pairs]
+        receivers, donors, others = ([three[k] for three in pairs] for k in range(3))
         masks = [donor.regions[name] for _, donor, _ in pairs]
         own = [other.regions.get(name, donor.regions[name]) for _, donor, other in pairs]
-        with_it = self._pasted(receivers, masks, [donor for _, donor, _ in pairs])
-        without = self._pasted(receivers, own, [other for _, _, other in pairs])
-        self._note(name, "insert", None, receivers, without, with_it)
+        with_it = self._pasted(receivers, masks, donors)
+        without = self._pasted(receivers, own, others)
+        self._note(name, "insert", None, receivers, without, with_it, donors, others)
         effect = self._effect(
             lambda: insertion(
                 name,
@@ -104,9 +111,9 @@ class Trying:
                 with_it,
                 self.spread,
                 self._groups(receivers),
-                donors=self._groups([donor for _, donor, _ in pairs]),
-                others=self._groups([other for _, _, other in pairs]),
-                **self.how,
+                donors=self._groups(donors),
+                others=self._groups(others),
+                **self.subject.how,
             )
         )
         return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
@@ -134,17 +141,25 @@ class Trying:
         try:
             if not there:
                 raise UndefinedError("no image has it")
-            found = number(auroc(truth, answers, groups, **self.how), 0.5, "chance")
+            found = number(auroc(truth, answers, groups, **self.subject.how), 0.5, "chance")
         except UndefinedError as error:
             found = number(None, 0.5, "chance", str(error))
         return Blanked(region=name, finding=self.finding.name, kind=kind, fill=fill, auroc=found)
 
     def _note(
-        self, name: str, kind: str, fill: str | None, rows: Sequence[Scene], without: Array, with_it: Array
+        self,
+        name: str,
+        kind: str,
+        fill: str | None,
+        rows: Sequence[Scene],
+        without: Array,
+        with_it: Array,
+        *pasted: Sequence[Scene],
     ) -> None:
+        numbers = zip(*([one.row for one in some] for some in (rows, *pasted)), strict=True)
         self.trials += [
-            Trial(one.row, self.finding.name, name, kind, fill, less, more)
-            for one, less, more in zip(rows, without.tolist(), with_it.tolist(), strict=True)
+            Trial(row, self.finding.name, name, kind, fill, less, more, *given)
+            for (row, *given), less, more in zip(numbers, without.tolist(), with_it.tolist(), strict=True)
         ]
 
     def _effect(self, made: Callable[[], Effect]) -> Number:
@@ -152,11 +167,6 @@ class Trying:
             return number(None, 0.0, "no effect", "the model gives every image the same answer")
         found = made()
         return number(found.estimate, 0.0, "no effect", found.undefined or "")
-
-    @property
-    def how(self) -> dict[str, int]:
-        """Of the bootstrap."""
-        return {"replicates": self.subject.config.replicates, "seed": self.subject.config.seed}
 
     def _groups(self, rows: Sequence[Scene]) -> list[Any]:
         return [self.subject.patients[one.row] for one in rows]

@@ -109,7 +109,7 @@ def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
             f"of {len(truth)} labelled images {int(truth.sum())} have the finding {finding.name!r}: some with it and some "
             f"without are needed; is the label column right?"
         )
-    found, judged = measures(subject, truth, answer, groups)
+    found, judged = measures(truth, answer, groups, **subject.how)
     values = dict(zip(rows, answer.tolist(), strict=True))
     return Answers(
         finding=finding.name,

@@ -32,7 +32,7 @@ def sanity(subject: Subject) -> Sanity:
         images += len(x)
         for tool, control in tools:
             subject.told(done := done + 1, len(tools) * len(subject.findings))
-            made.append(_tested(tool, x, patients, finding, control))
+            made.append(_tested(subject, tool, x, patients, finding, control))
     if not made:
         return Sanity(tested=False, reason="fewer than five images with a finding share a size")
     return Sanity(images=images, tests=tuple(made))
@@ -50,7 +50,9 @@ def _of_one_size(subject: Subject, rows: list[int]) -> tuple[Tensor, list[int]]:
     return torch.stack(list(kept.values())).to(first.device, first.dtype), [subject.numbers[row] for row in kept]
 
 
-def _tested(tool: Explainer, x: Tensor, patients: Sequence[Hashable], finding: Finding, control: bool) -> Randomised:
+def _tested(
+    subject: Subject, tool: Explainer, x: Tensor, patients: Sequence[Hashable], finding: Finding, control: bool
+) -> Randomised:
     try:
         found = randomisation(tool, x, [finding.index] * len(x), seeds=SEEDS)
     except (NonFiniteError, UndefinedError) as error:
@@ -63,7 +65,7 @@ def _tested(tool: Explainer, x: Tensor, patients: Sequence[Hashable], finding: F
         finding=finding.name,
         steps=found.steps,
         seeds=found.seeds,
-        similarities=tuple(_similarity(found, name, patients) for name in found.values),
+        similarities=tuple(_similarity(found, name, patients, subject.how) for name in found.values),
         passes=None if found.undecided else found.passes,
         reason=found.undecided or _unsaid(found),
         control=control,
@@ -76,7 +78,7 @@ def _unsaid(found: Found) -> str:
     return open_ones[0] if found.passes is None else ""
 
 
-def _similarity(found: Found, name: str, patients: Sequence[Hashable]) -> Similarity:
+def _similarity(found: Found, name: str, patients: Sequence[Hashable], how: dict[str, int]) -> Similarity:
     low, null, high = found.null_interval(name)
     verdict = None if found.undecided else found.verdicts[name]
     return Similarity(
@@ -87,15 +89,15 @@ def _similarity(found: Found, name: str, patients: Sequence[Hashable]) -> Simila
         high=rounded(high),
         passes=verdict.passes if verdict else None,
         reason=verdict.reason if verdict else found.undecided,
-        end=_end(found, name, patients),
+        end=_end(found, name, patients, how),
     )
 
 
-def _end(found: Found, name: str, patients: Sequence[Hashable]) -> Number:
+def _end(found: Found, name: str, patients: Sequence[Hashable], how: dict[str, int]) -> Number:
     """How alike the maps are when all training is lost: a patient's images are drawn together, with those of every seed."""
     last = found.values[name][:, -1]
     try:
-        made = estimated(last.ravel(), [*patients] * len(last))
+        made = estimated(last.ravel(), [*patients] * len(last), **how)
     except UndefinedError:
         return number(None, reason="no map has a number: there is nothing to compare")
     known = int((~np.isnan(last)).any(0).sum())

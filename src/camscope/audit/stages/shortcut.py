@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from camscope.audit.subject import Subject
 from camscope.audit.ways.found import ways
 from camscope.batch.manifest import arrow
 from camscope.files import writing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FILE = "interventions.parquet"
 
@@ -95,11 +99,15 @@ def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
 
 
 def _write(subject: Subject, tried: list[Trying]) -> None:
-    """Every trial: row, id, finding, region, kind, fill, log odds without the region and with it."""
-    pa = arrow()
+    """Every trial: row, id, finding, region, kind, fill, log odds without the region and with it, donor, other."""
     rows = [{"id": subject.ids[trial.row], **asdict(trial)} for one in tried for trial in one.trials]
-    kinds = {"row": pa.int64(), "without": pa.float64(), "with_it": pa.float64()}
-    names = ("row", "id", "finding", "region", "kind", "fill", "without", "with_it")
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
     with writing(subject.folder / FILE) as file:
-        arrow("parquet").write_table(pa.Table.from_pylist(rows, schema=schema), file)
+        arrow("parquet").write_table(arrow().Table.from_pylist(rows, schema=columns()), file)
+
+
+def columns() -> "pa.Schema":
+    """Of `interventions.parquet`."""
+    pa = arrow()
+    words = dict.fromkeys(("id", "finding", "region", "kind", "fill"), pa.string())
+    numbers = dict.fromkeys(("without", "with_it"), pa.float64())
+    return pa.schema({"row": pa.int64(), **words, **numbers, "donor": pa.int64(), "other": pa.int64()})
