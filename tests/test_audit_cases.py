@@ -14,8 +14,10 @@ from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.asking import gives_probabilities, pooled
 from camscope.audit.config import Config
 from camscope.audit.demonstration import phantom_audit
+from camscope.audit.subject import Subject
 from camscope.audit.verifying import verified
 from camscope.errors import InputError, TargetError
+from camscope.measure.evidence import Column, Files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SLOW = ("faithfulness", "sanity", "robustness")
@@ -253,6 +255,16 @@ def test_features_are_means_over_places_whatever_the_layout():
     torch.testing.assert_close(pooled(tokens, grid), mean)
     assert pooled(torch.cat([torch.zeros(2, 1, 5), tokens], 1), grid).shape == (2, 5)
     assert math.prod(pooled(torch.randn(2, 7), ()).shape) == 14
+
+
+def test_a_folder_called_like_a_column_of_the_manifest_beside_it_is_the_column(study, tmp_path):
+    beside, other = Path(study["data"]["manifest"]).parent / "mask", tmp_path / "mask"
+    for folder in (beside, other):
+        folder.mkdir(exist_ok=True)
+    assert "mask" in rows_of(study)[0]
+    for named, kind in (("mask", Column), (str(beside), Column), (str(other), Files)):
+        made = Subject(Config.of({**study, "data": {**study["data"], "evidence": named}}), tmp_path)
+        assert isinstance(made.evidence["lesion"], kind), named
 
 
 def test_a_config_is_a_value(study):

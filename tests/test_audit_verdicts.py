@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+
+import pyarrow
 
 from audit_summary import full, levels, num
+from camscope.audit.lines import PATIENT, summed_up
 from camscope.audit.schema import Blanked, Intervention, Number, Randomised, Similarity, Summary
-from camscope.audit.shortcuts.masses import sensitivity, share
+from camscope.audit.shortcuts.masses import _number, sensitivity, share
 from camscope.audit.verdicts import verdicts
 from camscope.audit.verdicts.judged import beyond
 
@@ -21,6 +26,12 @@ from camscope.audit.verdicts.judged import beyond
 )
 def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word):
     assert beyond(Number(value=0.7, low=low, high=high, n=10, groups=10), 0.7)[0] == word
+
+
+def test_what_is_the_margin_throughout_is_not_for_more_images_to_tell():
+    flat = Number(value=0.0, low=0.0, high=0.0, n=10, groups=10)
+    assert beyond(flat, 0.0) == ("not testable", "every image has the same value, which is the margin")
+    assert "more images" in beyond(flat.model_copy(update={"high": 0.1}), 0.0)[1]
 
 
 def told(summary: Summary, question: str, **which: str):
@@ -226,6 +237,17 @@ def test_a_share_is_of_what_is_positive_and_of_nothing_there_is_none():
     heat, mask = np.array([[1.0, 3.0], [-8.0, 0.0]]), np.array([[True, False], [True, False]])
     assert share(heat, mask) == 0.25
     assert np.isnan(share(-np.abs(heat), mask))
+
+
+def test_of_maps_that_show_nothing_it_is_said_that_they_do_not():
+    subject = SimpleNamespace(how={})
+    assert "no map shows anything" in _number(np.array([np.nan, np.nan]), [1, 2], 0.1, "chance", subject).reason
+    assert "no image has it" in _number(np.array([]), [], 0.1, "chance", subject).reason
+    dark = {"method": "gradcam", "layer": "a", "metric": "enrichment", "value": None, "control": False, "row": 0}
+    nothing = {"fill": None, "parameters": None, "target": None, PATIENT: 0}
+    rows = [{**dark, **nothing, "row": n, "reason": why} for n, why in enumerate(("dark", "dark", "gone"))]
+    (line,) = summed_up(pyarrow.Table.from_pylist(rows), "nodule", replicates=200, seed=0)
+    assert line.value.reason == "no map has a value: dark"
 
 
 def test_the_hottest_tenth_is_counted_and_ties_in_expectation():

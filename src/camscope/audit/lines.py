@@ -1,5 +1,6 @@
 """Lines: what metrics say of methods, finding by finding, with intervals by patient."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +31,7 @@ def summed_up(own: "pa.Table", finding: str, *, replicates: int, seed: int) -> l
     if not own.num_rows:
         return []
     found = told.summarised(own, PATIENT, seed=seed, replicates=replicates)
-    return [_line(one, finding, _floor(every)) for every in found.values() for one in every]
+    return [_line(one, finding, _floor(every), own) for every in found.values() for one in every]
 
 
 def grouped(subject: Subject, table: "pa.Table") -> "pa.Table":
@@ -60,7 +61,7 @@ def _floor(every: list[told.Line]) -> told.Line | None:
     return next((one for one in every if one.control and one.estimate is not None), None)
 
 
-def _line(one: told.Line, finding: str, floor: told.Line | None) -> Line:
+def _line(one: told.Line, finding: str, floor: told.Line | None, table: "pa.Table") -> Line:
     best = None if floor is None or floor.estimate is None else floor.estimate.mean
     name = "" if floor is None or best is None else floor.method
     over: Number | None = None if one.over_control is None else number(one.over_control, 0.0, "no difference")
@@ -72,9 +73,18 @@ def _line(one: told.Line, finding: str, floor: told.Line | None) -> Line:
         control=one.control,
         better=WORDS[METRICS[one.metric].higher_is_better],
         fill=one.fill,
-        value=number(one.estimate, best, name, reason="" if one.estimate else "no row has a value"),
+        value=number(one.estimate, best, name, reason="" if one.estimate else _why(one, table)),
         over=over,
     )
+
+
+def _why(one: told.Line, table: "pa.Table") -> str:
+    """What is said of most of the rows of a metric and method without a value."""
+    names = ("metric", "method", "layer", "fill")
+    wanted = tuple(getattr(one, name) for name in names)
+    rows = zip(*(table[name].to_pylist() for name in ("reason", *names)), strict=True)
+    said = Counter(reason for reason, *about in rows if tuple(about) == wanted and reason)
+    return f"no map has a value: {said.most_common(1)[0][0]}" if said else "no map has a value"
 
 
 def values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:

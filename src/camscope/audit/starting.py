@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from camscope.audit.answers.levels import AGE, BANDS, MOST
 from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
+from camscope.audit.enough import FOR_A_WORD
 from camscope.audit.findings import labels_of, single
 from camscope.batch import manifest_of
 from camscope.batch.manifest import arrow
@@ -62,7 +63,7 @@ def init(
             "[margins]",
             *_fields(Margins(), MARGINS),
             "",
-            "[sizes]  # on how many images the costly stages work",
+            f"[sizes]  # on how many images the costly stages work; a verdict needs {FOR_A_WORD} patients with the finding",
             *_fields(Sizes(), {}),
             "",
             *_report(names),

@@ -280,8 +280,11 @@ class Subject:
         return {name: self.evidence_in(place) for name, place in known.items() if place is not None}
 
     def evidence_in(self, name: str) -> Evidence:
-        """What a column, a folder or a file of masks says."""
-        return evidence_of(name, self.manifest.table.column_names, self.base)
+        """What a column, a folder or a file of masks says; a folder beside the manifest called like a column is the column."""
+        columns, place = self.manifest.table.column_names, Path(name)
+        if place.name in columns and place.resolve().parent == self.base.resolve():
+            name = place.name
+        return evidence_of(name, columns, self.base)
 
     @property
     def base(self) -> Path:

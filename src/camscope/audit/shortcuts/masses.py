@@ -130,6 +130,8 @@ def _number(values: Floats, groups: Sequence[Any], baseline: float, name: str, s
     try:
         if not values.size:
             raise UndefinedError("no image has it")
+        if np.isnan(values).all():
+            raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
         found = estimated(values, groups, **subject.how)
         return number(found, baseline, name)
     except UndefinedError as error:

@@ -12,6 +12,7 @@ Told = tuple[Word, str]  # and why it cannot be told
 NOTHING = Number(reason="there is nothing to test it with")
 ABOVE = "supported where the interval lies wholly above the margin, not supported where it lies wholly below"
 EVERY_FILL = f"{ABOVE}, under every fill"
+FLAT = "every image has the same value, which is the margin"
 WIDE = "the interval holds the margin: more images are needed to tell"
 
 
@@ -25,7 +26,7 @@ def beyond(number: Number, margin: float) -> Told:
         return "supported", ""
     if number.high < margin:
         return "not supported", ""
-    return "not testable", WIDE
+    return "not testable", FLAT if number.low == number.high else WIDE
 
 
 def lacks(number: Number) -> str:
