@@ -17,7 +17,19 @@ from camscope import audit
 from camscope.audit import AuditRun
 
 SETTINGS = {"integratedgradients": {"steps": 8}}
-SMALL = {"faithfulness": 16, "robustness": 8, "sanity": 5, "gallery": 12}
+SMALL = {"faithfulness": 16, "robustness": 12, "sanity": 12, "gallery": 12}  # enough patients for a word
+CATEGORIES = {
+    "chest_xray": ("no finding", "other pneumonia", "COVID-19"),
+    "blood_cells": ("polynuclear", "mononuclear"),
+}
+NAMED = """from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("models", {file!r})
+models = module_from_spec(spec)
+spec.loader.exec_module(models)
+{name}, PREPROCESSING, TARGET_LAYER = models.{name}, models.PREPROCESSING, models.TARGET_LAYER
+CATEGORIES = {{{name!r}: {categories!r}}}
+"""  # a model that does not name its classes, with their names
 
 
 def chest(data: Path, folder: Path) -> dict[str, Any]:
@@ -34,7 +46,7 @@ def chest(data: Path, folder: Path) -> dict[str, Any]:
         {
             "id": f"x-ray {image['id']:02d}",
             "path": f"chest_xray/images/{image['file_name']}",
-            "label": "2" if "COVID" in image["finding"] else "1",
+            "label": _label(image["finding"]),
             "view": image["view"],
             "opacity": place(image, "opacity"),
             "lungs": place(image, "lungs"),
@@ -42,11 +54,16 @@ def chest(data: Path, folder: Path) -> dict[str, Any]:
         }
         for image in known["images"]
     ]
-    config = _config(data, _table(rows, folder / "chest.csv"), "chest_xray", "2")
+    config = _config(data, _table(rows, folder / "chest.csv"), "chest_xray", "COVID-19")
     config["title"], config["question"] = "Chest X-rays, three classes", "COVID-19, or another pneumonia?"
     config["data"] |= {"evidence": "opacity", "subgroups": ["view"]}
     config["regions"] = {"modality": "xray", "organ": "lungs", "columns": {"devices": "devices"}}
     return config
+
+
+def _label(finding: str) -> str:
+    nothing, other, covid = CATEGORIES["chest_xray"]
+    return covid if "COVID" in finding else nothing if finding == "No Finding" else other
 
 
 def blood(data: Path, folder: Path) -> dict[str, Any]:
@@ -60,12 +77,12 @@ def blood(data: Path, folder: Path) -> dict[str, Any]:
         {
             "id": f"smear {image['id']:03d}",
             "path": f"blood_cells/images/{image['file_name']}",
-            "label": str(image["label"]),
+            "label": CATEGORIES["blood_cells"][image["label"]],
             "cell": json.dumps(boxes.get(image["id"], [])),
         }
         for image in known["images"]
     ]
-    config = _config(data, _table(rows, folder / "blood.csv"), "blood_cells", "0")
+    config = _config(data, _table(rows, folder / "blood.csv"), "blood_cells", "polynuclear")
     config["title"], config["question"] = "Blood smears, two classes", "Has the white cell a nucleus of several lobes?"
     config["data"] |= {"evidence": "cell"}
     config["regions"] = {"presets": ["border", "corners"]}
@@ -73,9 +90,11 @@ def blood(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def _config(data: Path, manifest: Path, model: str, finding: str) -> dict[str, Any]:
+    source = manifest.with_suffix(".py")
+    source.write_text(NAMED.format(file=str(data / "models.py"), name=model, categories=CATEGORIES[model]))
     return {
         "data": {"manifest": str(manifest), "root": str(data), "label": "label"},
-        "model": {"source": f"{data / 'models.py'}:{model}"},
+        "model": {"source": f"{source}:{model}"},
         "explain": {"findings": [finding], "settings": SETTINGS},
         "sizes": SMALL,
     }

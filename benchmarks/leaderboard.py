@@ -51,6 +51,7 @@ FEWER: dict[str, dict[str, Any]] = {
     "sobol": {"samples": 8, "precision": "bf16"},
     "iscam": {"samples": 3},
     "sscam": {"samples": 4},
+    "extremalperturbation": {"areas": (0.1, 0.3)},
 }  # of those that would take minutes a photograph
 MODELS = ["resnet18", "deit_tiny"]
 KEPT = Path(__file__).parent / "results"
