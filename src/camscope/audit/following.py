@@ -15,6 +15,7 @@ from camscope.audit.numbers import number
 from camscope.audit.running import JOBS, STAGES
 from camscope.audit.schema import Answers, Intervention, Line, Number
 from camscope.audit.shortcuts.interventions import insertion, removal
+from camscope.audit.shortcuts.trying import NO_EFFECT
 from camscope.batch.manifest import arrow
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ PARTS = {
     "low": ", lower end,",
     "high": ", upper end,",
     "n": ", images,",
+    "undefined": ", images without a value,",
     "groups": ", patients,",
     "p": ", p,",
+    "baseline": ", baseline,",
 }
 Wrong = Iterator[str]
 
@@ -134,11 +137,12 @@ def _effect(
     without, with_it = (np.array([row[name] for row in own], np.float64) for name in ("without", "with_it"))
     whose, donors, others = ([patients.get(row[name]) for row in own] for name in ("row", "donor", "other"))
     if spread <= 0:
-        return number(None)
+        return number(None, *NO_EFFECT)
     if one.kind == "insert":
         pasted = insertion(one.region, without, with_it, spread, whose, donors=donors, others=others, **_how(run))
-        return number(pasted.estimate)
-    return number(removal(one.region, one.fill or "", with_it, without, spread, whose, **_how(run)).estimate)
+        return number(pasted.estimate, *NO_EFFECT)
+    alone = removal(one.region, one.fill or "", with_it, without, spread, whose, **_how(run))
+    return number(alone.estimate, *NO_EFFECT)
 
 
 def _means(run: AuditRun, seen: Counter[str]) -> Wrong:

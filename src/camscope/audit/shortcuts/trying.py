@@ -18,6 +18,7 @@ from camscope.audit.shortcuts.scenes import FINDING, ORGAN, Scene, Scenes
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
 
+NO_EFFECT = 0.0, "no effect"  # what knows nothing
 Array = npt.NDArray[np.float64]
 Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
 
@@ -164,9 +165,9 @@ class Trying:
 
     def _effect(self, made: Callable[[], Effect]) -> Number:
         if self.spread <= 0:
-            return number(None, 0.0, "no effect", "the model gives every image the same answer")
+            return number(None, *NO_EFFECT, "the model gives every image the same answer")
         found = made()
-        return number(found.estimate, 0.0, "no effect", found.undefined or "")
+        return number(found.estimate, *NO_EFFECT, found.undefined or "")
 
     def _groups(self, rows: Sequence[Scene]) -> list[Any]:
         return [self.subject.patients[one.row] for one in rows]
