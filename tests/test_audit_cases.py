@@ -181,11 +181,12 @@ def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(study, tmp_path
 
 def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
     change = (
-        "return torch.where((x[:, 0, 30, 20] > x[:, 0, 30, 44])[:, None], float('nan'), out)"  # some, by themselves
+        "return torch.where((x[:, 0, 30, 20] < x[:, 0, 30, 44])[:, None], float('nan'), out)"  # some, by themselves
     )
     made = audit.run(changed_net(study, change, tmp_path), tmp_path / "audit")
     errors = Answered.read(made.folder).errors
     assert 0 < len(errors) < 48
+    assert 0 in errors, "the methods are tried on the first image that the model answers"
     assert set(errors.values()) == {"the model fails: the model's answer holds NaN or infinity"}
     assert made.failures == len(errors)
     assert made.summary.predict.findings[0].auroc.n == 48 - len(errors)
