@@ -49,8 +49,9 @@ FEWER: dict[str, dict[str, Any]] = {
     "rise": {"samples": 1000, "precision": "bf16"},
     "drise": {"samples": 1000, "precision": "bf16"},
     "sobol": {"samples": 8, "precision": "bf16"},
-    "iscam": {"samples": 3},
-    "sscam": {"samples": 4},
+    "iscam": {"samples": 2},
+    "sscam": {"samples": 2},
+    "meaningfulperturbation": {"steps": 150},
     "extremalperturbation": {"areas": (0.1, 0.3)},
 }  # of those that would take minutes a photograph
 MODELS = ["resnet18", "deit_tiny"]
