@@ -1,5 +1,6 @@
 """An audit from its config to its report: what it says, that it goes on where it was, that no change goes unseen."""
 
+import csv
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 import pyarrow
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from camscope import audit
@@ -201,10 +203,14 @@ def digests(folder):
 
 def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is_said(cases, tmp_path):
     config, run = cases["clean"]
-    alone = audit.run(changed(config, batch_size=5, skip=SLOW), tmp_path / "alone")
+    alone = audit.run(changed(config, batch_size=1, skip=SLOW), tmp_path / "alone")
     for one, other in zip(alone.summary.shortcut.interventions, run.summary.shortcut.interventions, strict=True):
         assert one.effect.value == pytest.approx(other.effect.value, abs=1e-6)
     assert alone.summary.predict.findings[0].auroc == run.summary.predict.findings[0].auroc
+    values = [one.metrics().filter(compute.equal(one.metrics()["stage"], "localise")) for one in (alone, run)]
+    assert values[0].drop_columns("value").equals(values[1].drop_columns("value"))
+    for one, other in zip(*(table["value"].to_pylist() for table in values), strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
     assert not alone.summary.sanity.tested
     assert "skipped" in alone.summary.sanity.reason
     assert word(alone, "sanity").word == "not testable"
@@ -250,6 +256,8 @@ def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_
     source = Path(config.data.manifest).parent
     shutil.copytree(source, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
     images = sorted((tmp_path / "study" / "images").iterdir())
+    rows = list(csv.DictReader((tmp_path / "study" / "manifest.csv").read_text().splitlines()))
+    assert "lesion" in {row["label"] for row in rows[:4]}, "verify has an image with the finding and without an answer"
     images[0].write_bytes(b"")
     images[1].write_bytes(b"no picture")
     images[2].unlink()
@@ -264,6 +272,7 @@ def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_
     assert "there is no such file" in (run.folder / "failures.csv").read_text()
     assert run.summary.predict.findings[0].auroc.n == IMAGES - 4
     assert any("failures.csv" in one for one in run.summary.warnings)
+    assert verified(run.folder).holds, [one for one in verified(run.folder).checks if not one.holds]
 
 
 # That it can be checked

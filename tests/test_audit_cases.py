@@ -258,14 +258,21 @@ def test_features_are_means_over_places_whatever_the_layout():
     assert math.prod(pooled(torch.randn(2, 7), ()).shape) == 14
 
 
-def test_a_folder_called_like_a_column_of_the_manifest_beside_it_is_the_column(study, tmp_path):
-    beside, other = Path(study["data"]["manifest"]).parent / "mask", tmp_path / "mask"
-    for folder in (beside, other):
-        folder.mkdir(exist_ok=True)
+def test_a_name_that_is_a_column_is_the_column_wherever_a_folder_has_it(study, tmp_path, monkeypatch):
+    (tmp_path / "mask").mkdir()
+    (tmp_path / "places").mkdir()
+    data = {name: study["data"][name] for name in ("manifest", "label", "patient")}
     assert "mask" in rows_of(study)[0]
-    for named, kind in (("mask", Column), (str(beside), Column), (str(other), Files)):
-        made = Subject(Config.of({**study, "data": {**study["data"], "evidence": named}}), tmp_path)
-        assert isinstance(made.evidence["lesion"], kind), named
+    digests = set()
+    for folder in (tmp_path, Path(study["data"]["manifest"]).parent):
+        monkeypatch.chdir(folder)
+        for named, kind in (("mask", Column), ("./mask", Files), ("places", Files), (str(tmp_path / "mask"), Files)):
+            lines = [f"{name} = {value!r}" for name, value in {**data, "evidence": named}.items()]
+            rest = f"[model]\nsource = {study['model']['source']!r}\n[explain]\nfindings = ['lesion']\n"
+            config = Config.parsed("\n".join(["[data]", *lines, rest]), tmp_path)
+            assert isinstance(Subject(config, tmp_path).evidence["lesion"], kind), named
+            digests.add((named, config.digest))
+    assert len(digests) == 4, "wherever one is, it is the same config"
 
 
 def test_a_config_is_a_value(study):

@@ -24,9 +24,11 @@ from camscope.audit.config import Config
 from camscope.audit.demonstration import phantom_audit
 from camscope.audit.digesting import of_bytes, of_images, of_masks, of_source
 from camscope.audit.running import expect_images
+from camscope.audit.self_test import self_test
 from camscope.audit.subject import Subject
 from camscope.audit.verifying import verified
 from camscope.errors import InputError, OutputError
+from camscope.metrics import METRICS
 
 SKIP = ("faithfulness", "sanity", "robustness")
 CODE = """from camscope.phantom import shortcut
@@ -46,7 +48,7 @@ def case(tmp_path_factory, one_thread):
     (folder / "quiverleaf.py").write_text(CODE)
     plain["skip"] = SKIP
     plain["explain"] = {"findings": ("lesion",), "methods": ("gradcam",)}
-    plain["data"]["manifest"] = "manifest.csv"
+    plain["data"] |= {"manifest": "manifest.csv", "evidence": "./mask"}
     plain["model"] = {"source": "quiverleaf.py:net", "weights": Path(plain["model"]["weights"]).name}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -120,9 +122,22 @@ def test_tables_have_the_digest_of_their_bytes_beside_that_of_their_content(case
 def test_everything_that_is_required_is_there(case):
     said = known(case[2])
     assert said["completeness"] == 1
-    assert {"masks", "bytes", "declarations", "commit", "preprocessing"} <= set(provenance.REQUIRED) <= set(said)
+    assert (
+        {"masks", "bytes", "declarations", "commit", "preprocessing", "self_test"}
+        <= set(provenance.REQUIRED)
+        <= set(said)
+    )
     assert said["preprocessing"].keys() == said["rows"].keys()
     assert len(set(said["preprocessing"].values())) == 1  # all are of one size, and placed alike
+
+
+def test_what_produced_it_names_kinds_of_numbers_and_that_metrics_were_tried(case, monkeypatch):
+    said = known(case[2])
+    assert said["model"]["numbers"] == ["float32"]
+    assert said["model"]["loaded"].startswith("strictly")
+    assert said["self_test"] == "passed"
+    monkeypatch.setitem(METRICS, "enrichment", lambda heat, mask: 2.0)
+    assert self_test.__wrapped__() == "enrichment is 2.0 and not 1.0; enrichment is 2.0 and not 4.0"
 
 
 def invert(count, folder="images"):
@@ -182,7 +197,7 @@ def placed(row):
 
 def from_one_donor(table):
     first = next(one for one in table["donor"].to_pylist() if one is not None)
-    return pyarrow.array([one and first for one in table["donor"].to_pylist()], pyarrow.int64())
+    return pyarrow.array([None if one is None else first for one in table["donor"].to_pylist()], pyarrow.int64())
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,14 @@ def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
 
     last = np.array([[0.1, 0.3, 0.2, 0.4, np.nan, 0.6, 0.5], [0.3, 0.1, 0.2, 0.4, np.nan, np.nan, 0.5]])
     curves = Curves("m", "cascading", ("fc",), (0, 1), {"ssim": last[:, None]}, {}, False, np.zeros((2, 4, 4)))
-    found = _end(curves, "ssim", [1, 2, 3, 4, 5, 6, 7])
+    found = _end(curves, "ssim", [1, 2, 3, 4, 5, 6, 7], {})
     assert (found.n, found.groups, found.undefined) == (6, 6, 1)
     assert found.value == pytest.approx(np.nanmean(last))
     assert found.low is not None
     assert found.low < found.value < found.high
-    assert _end(curves, "ssim", [1, 1, 1, 1, 1, 2, 2]).low is None
+    assert _end(curves, "ssim", [1, 1, 1, 1, 1, 2, 2], {}).low is None
     curves.values["ssim"][:] = np.nan
-    assert (_end(curves, "ssim", [1] * 7).value, _end(curves, "ssim", [1] * 7).reason[:6]) == (None, "no map")
+    assert (_end(curves, "ssim", [1] * 7, {}).value, _end(curves, "ssim", [1] * 7, {}).reason[:6]) == (None, "no map")
 
 
 # Leaks

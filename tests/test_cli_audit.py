@@ -54,6 +54,18 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert str(folder / "report.html") in told.output.replace("\n", "")
 
 
+def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path):
+    shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
+    folder = tmp_path / "study"
+    next((folder / "images").iterdir()).write_bytes(b"no picture")
+    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localise"', '"localise", "shortcut"'))
+    (folder / "audit.toml").write_text(text)
+    told = asked("run", str(folder / "audit.toml"), "-o", str(folder / "audit"))
+    assert told.exit_code == 1, told.output
+    assert "failures.csv" in told.output
+    assert asked("verify", str(folder / "audit")).exit_code == 0
+
+
 def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
     told = asked("verify", str(made[1]), "--config", str(study / "audit.toml"), "--rows", "2")
     assert told.exit_code == 0, told.output

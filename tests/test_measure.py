@@ -1,6 +1,7 @@
 """Measuring a run: where its evidence is, values in long form, and the statements that follow from them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.explanation import Explanation  # noqa: E402
 from camscope.measure import Measures, evidence_of, measure  # noqa: E402
-from camscope.measure.evidence import of_boxes, of_points, of_polygons  # noqa: E402
+from camscope.measure.evidence import Column, Files, of_boxes, of_points, of_polygons  # noqa: E402
 from camscope.measure.figure import drawn  # noqa: E402
 from camscope.measure.maps import shown  # noqa: E402
 from camscope.measure.summary import summarised  # noqa: E402
@@ -64,7 +65,7 @@ def test_boxes_cover_the_pixels_whose_middle_they_cover():
     assert of_polygons([[0, 0, 2, 0, 2, 2, 0, 2]], (4, 4)).sum() == 9
 
 
-def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
+def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeypatch):
     run = Run(place / "run")
     row = run.table().to_pylist()[0]
     mask = draw(seed=0, finding="nodule").mask
@@ -92,12 +93,17 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path):
         read.mask(row, (64, 64))
     with pytest.raises(InputError, match="no category 'tulip'; there are nodule, wire"):
         evidence_of(tmp_path / "coco.json", columns, place, ["tulip"])
+    assert isinstance(evidence_of("mask", ["mask"], tmp_path), Column)
+    (tmp_path / "mask").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(evidence_of("mask", ["mask"], tmp_path), Column)
+    assert isinstance(evidence_of("./mask", ["mask"], tmp_path), Files)
+    assert isinstance(evidence_of(Path("mask"), ["mask"], tmp_path), Files)
     with pytest.raises(InputError, match=r"no column of the manifest \(patient, boxes, mask\)"):
         evidence_of("nowhere", columns, place)
 
 
 def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
-    from camscope.measure.evidence import Column
     from camscope.phantom.shortcut import draw_volume_study, write_study
 
     study = draw_volume_study(4, 1, 0.5)

@@ -23,6 +23,8 @@ MADE_BY = (
 FREE = (
     "data.manifest",
     "data.root",
+    "data.beside",
+    "data.annotated",
     "data.subgroups",
     "sizes.gallery",
 )  # and of these what changes no number that is compared

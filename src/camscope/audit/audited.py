@@ -23,9 +23,8 @@ from camscope.audit.running import (
     summarised,
 )
 from camscope.audit.schema import Summary, Verdict
+from camscope.audit.shortcuts import trials
 from camscope.audit.stages.report import report
-from camscope.audit.stages.shortcut import FILE as INTERVENTIONS
-from camscope.audit.stages.shortcut import columns
 from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
@@ -119,8 +118,7 @@ class AuditRun:
 
         Of an insertion the rows of `donor` and `other`. No row where the stage was skipped.
         """
-        place = self.folder / INTERVENTIONS
-        return arrow("parquet").read_table(place) if place.is_file() else columns().empty_table()
+        return trials.read(self.folder)
 
     def table(self) -> "pa.Table":
         """The verdicts: question, claim, finding, subject, word, speaks, value, low, high, n, baseline, margin, reason."""

@@ -43,6 +43,8 @@ class Data(_Part):
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
     `evidence`: where the finding is, as `camscope measure --masks` takes it; of several findings a table, finding -> where.
+    `beside`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotated`: who said where
+    findings are, and which images have one, in words.
     `split`, `use`: only rows of this split.
     `subgroups`: columns by which answers and maps are compared, whose levels the report shows, so none that names an image
     or a patient. `images`: at most so many, drawn by the seed.
@@ -57,6 +59,8 @@ class Data(_Part):
     split: str | None = None
     use: str | None = None
     evidence: str | dict[str, str] | None = None
+    beside: str | None = None
+    annotated: str = ""
     images: int | None = Field(default=None, ge=1)
     window: str | None = None
 
@@ -246,7 +250,7 @@ class Config(_Part):
         plain = self.model_dump(mode="json")
         data, model = plain["data"], plain["model"]
         data["manifest"] = "a file"
-        data["root"] = None if data["root"] is None else "files"
+        data["root"], data["beside"] = None if data["root"] is None else "files", None
         found = data["evidence"]
         if isinstance(found, dict):
             data["evidence"] = {name: "files" if _is_place(one) else one for name, one in found.items()}
@@ -265,11 +269,7 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         for name in ("manifest", "root"):
             if isinstance(data.get(name), str):
                 data[name] = placed_source(data[name], folder)
-        found = data.get("evidence")
-        if isinstance(found, str):
-            data["evidence"] = _there(found, folder)
-        elif isinstance(found, Mapping):
-            data["evidence"] = {name: _there(one, folder) for name, one in found.items()}
+        data["beside"] = str(folder / str(data.get("beside", "")))
     if isinstance(model, dict):
         if isinstance(model.get("weights"), str) and model["weights"] != "random":
             model["weights"] = str(folder / model["weights"])
@@ -286,16 +286,9 @@ def placed_source(source: str, folder: Path) -> str:
     return source if "://" in source or (library and not path.is_dir()) else f"{library}{path}"
 
 
-def _there(place: Any, folder: Path) -> Any:
-    """A file or folder as seen from here; a column's name as it is."""
-    return str(folder / place) if isinstance(place, str) and (folder / place).exists() else place
-
-
 def _is_place(evidence: str | None) -> bool:
-    """Whether it is a folder or a file of masks, as `evidence_of` tells them from a column."""
-    if evidence is None:
-        return False
-    return "/" in evidence or os.sep in evidence or evidence.lower().endswith(".json") or Path(evidence).is_dir()
+    """Whether it is written as a folder or a file of masks, and not as the name of a column."""
+    return evidence is not None and ("/" in evidence or os.sep in evidence or evidence.lower().endswith(".json"))
 
 
 def _without_folder(source: str) -> str:

@@ -141,7 +141,7 @@ def _masks(subject: Subject, name: str) -> Iterator[tuple[str, Path]]:
                 if file := named.of(path):
                     yield str(row), Path(file)
     elif isinstance(known, Coco):
-        yield "annotations", Path(name)
+        yield "annotations", subject.place_of(name)
         for _, _, annotated in known.known:
             for one in annotated:
                 if "mask_file" in one:

@@ -173,7 +173,9 @@ def _key(one: Line) -> tuple[Any, ...]:
 def _values(run: AuditRun, stage: str, finding: str) -> "pa.Table":
     """Of images with the finding, by patient."""
     pa, compute, table = arrow(), arrow("compute"), run.metrics()
-    whose = {row: patient for row, truth, _, patient in _answered(run.predictions(), finding) if truth}
+    names = ("row", f"truth {finding}", "patient")
+    rows = zip(*(run.predictions()[name].to_pylist() for name in names), strict=True)
+    whose = {row: patient for row, truth, patient in rows if truth}
     having = compute.is_in(table["row"], value_set=pa.array(list(whose), pa.int64()))
     for name, value in (("finding", finding), ("stage", stage)):
         having = compute.and_(having, compute.equal(table[name], value))

@@ -8,6 +8,7 @@ from camscope.audit.shortcuts.overlaps import overlapping
 ALWAYS = (
     "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
     "Maps that lie on a finding do not prove that the model uses it; maps that do not are no proof of a shortcut.",
+    "Maps are held against where somebody said that a finding is; where readers look was not recorded.",
     "Confounders that nobody named, or that cannot be seen, are not excluded.",
     "A region that a map does not show may still decide the answer: interventions decide, maps show where.",
     "Images in which something is filled or inserted are not of the kind that the model learnt: fills are named, and two agree.",

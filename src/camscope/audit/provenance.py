@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from camscope.audit.digesting import NONE, of_bytes, of_content, of_images, of_input, of_masks, of_source
+from camscope.audit.self_test import self_test
 from camscope.audit.subject import Subject
 from camscope.batch.run import digest_of_table
 from camscope.cards import digest
@@ -56,7 +57,7 @@ LATER = (
 BEGUN = "begun"  # the event of the log with which an audit begins
 REQUIRED = (
     "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
-    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing", "self_test",
 )  # fmt: skip
 
 
@@ -184,11 +185,15 @@ def facts(subject: Subject) -> dict[str, Any]:
             "weights": of_input(config.model.weights),
             "code": known["source"],
             "parameters": sum(one.numel() for one in subject.model.parameters()),
+            "numbers": sorted({str(one.dtype).removeprefix("torch.") for one in subject.model.parameters()}),
+            "loaded": "strictly: no key was missing, and none too many" if config.model.weights else "by its source",
         },
+        "self_test": self_test(),
         "seeds": {"audit": config.seed, "replicates": config.replicates},
         "versions": {
             "python": platform.python_version(),
             **{name: one for name, one in versions(PACKAGES) if one is not None},
+            **({"cuda": torch.version.cuda} if torch.version.cuda else {}),
         },
         "machine": {
             "system": platform.system(),

@@ -68,8 +68,9 @@ class Count(Part):
 
 
 class Check(Stage):
-    """The data, before any model saw them."""
+    """The data, before any model saw them. `annotated`: who said which images have a finding, and where, in words."""
 
+    annotated: str = ""
     flow: tuple[Step, ...] = ()
     patients: int = 0
     grouped: bool = False

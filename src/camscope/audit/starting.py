@@ -106,6 +106,8 @@ def _data(
     yield f"subgroups = {_list(subgroups)}"
     yield from _split(table)
     yield _evidence(_first(names, EVIDENCE), asked)
+    yield '# beside = ""  # the folder that a relative place of evidence begins in; default: the folder of this file'
+    yield 'annotated = ""  # who said which images have a finding, and where, by what standard: the report quotes it'
     yield "# images = 1000  # at most so many, drawn by the seed; default: all"
     yield '# window = "40,400"  # of CT, its middle and its width; default: what each scan says of itself'
     yield ""

@@ -280,11 +280,14 @@ class Subject:
         return {name: self.evidence_in(place) for name, place in known.items() if place is not None}
 
     def evidence_in(self, name: str) -> Evidence:
-        """What a column, a folder or a file of masks says; a folder beside the manifest called like a column is the column."""
-        columns, place = self.manifest.table.column_names, Path(name)
-        if place.name in columns and place.resolve().parent == self.base.resolve():
-            name = place.name
-        return evidence_of(name, columns, self.base)
+        """What a column, a folder or a file of masks says."""
+        columns = self.manifest.table.column_names
+        return evidence_of(name if name in columns else str(self.place_of(name)), columns, self.base)
+
+    def place_of(self, name: str) -> Path:
+        """Where a folder or a file of masks is; what is none stays as it is written."""
+        place = Path(self.config.data.beside or "", name)
+        return place if place.exists() else Path(name)
 
     @property
     def base(self) -> Path:

@@ -155,15 +155,15 @@ class Coco(Evidence):
 def evidence_of(source: str | Path, columns: Sequence[str], root: Path, categories: Iterable[str] = ()) -> Evidence:
     """What `--masks` means: a COCO file, one of the `columns` that a run carries, or a folder of mask pictures.
 
-    A column's name is the column where a folder has it too, which `./name` means.
+    A column's name is the column where a folder has it too, which `./name` means, and a Path.
     """
     path = Path(source)
     if path.suffix.lower() == ".json":
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
         return Coco.read(path, categories)
-    if str(source) in columns:
-        return Column(str(source), root)
+    if isinstance(source, str) and source in columns:
+        return Column(source, root)
     if path.is_dir():
         return Files(list(images_of(str(path), deep=True)))
     carried = ", ".join(name for name in columns if name not in KNOWN) or "none"

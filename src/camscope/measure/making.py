@@ -73,7 +73,9 @@ def expect_evidence(
     known = (
         masks
         if isinstance(masks, Evidence)
-        else evidence_of(os.fspath(masks), manifest.table.column_names, folder, categories)
+        else evidence_of(
+            masks if isinstance(masks, str) else Path(masks), manifest.table.column_names, folder, categories
+        )
     )
     reasons = Counter[str]()
     for start in range(0, len(manifest), PIECE):

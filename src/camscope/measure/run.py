@@ -174,7 +174,7 @@ def evidence_for(
     origin = run.origin
     names = run.dataset.schema.names if origin is None else origin.table.column_names
     root = Path(run.facts["root"]["folder"]) if origin is None else origin.root or Path.cwd()
-    return evidence_of(os.fspath(masks), names, root, categories)
+    return evidence_of(masks if isinstance(masks, str) else Path(masks), names, root, categories)
 
 
 def _trials(

@@ -15,30 +15,13 @@ from camscope.audit.numbers import number
 from camscope.audit.schema import Blanked, Intervention, Number
 from camscope.audit.shortcuts.interventions import Effect, exchanged, inserted, insertion, kept, removal, removed
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN, Scene, Scenes
+from camscope.audit.shortcuts.trials import Trial
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
 
 NO_EFFECT = 0.0, "no effect"  # what knows nothing
 Array = npt.NDArray[np.float64]
 Change = Callable[[Tensor, Tensor], Tensor]  # x (N,C,*S), masks (N,*S) -> changed x
-
-
-@dataclass(frozen=True)
-class Trial:
-    """An intervention on one image: its log odds `without` the region, and `with_it`.
-
-    `donor`, `other`: of an insertion the rows whose region was pasted, and whose pixels without it.
-    """
-
-    row: int
-    finding: str
-    region: str
-    kind: str
-    fill: str | None
-    without: float
-    with_it: float
-    donor: int | None = None
-    other: int | None = None
 
 
 @dataclass(eq=False)

@@ -45,6 +45,7 @@ def check(subject: Subject) -> Check:
         if one.code != "columns"  # of a run's own tables, which an audit's manifest is not
     ]
     return Check(
+        annotated=data.annotated,
         flow=tuple(_flow(subject)),
         patients=len(set(subject.patients.values())),
         grouped=data.patient is not None,

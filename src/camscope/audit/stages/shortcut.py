@@ -1,8 +1,6 @@
 """shortcut: what travels with the finding: regions that the maps lie on, and that the answer relies on."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +8,7 @@ from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.leaks import leaks
 from camscope.audit.answers.subgroups import levels
 from camscope.audit.schema import Level, Mass, Shortcut, Step
+from camscope.audit.shortcuts import trials
 from camscope.audit.shortcuts.masses import masses
 from camscope.audit.shortcuts.overlaps import overlaps
 from camscope.audit.shortcuts.reading import reading
@@ -17,13 +16,6 @@ from camscope.audit.shortcuts.scenes import Scenes, scenes
 from camscope.audit.shortcuts.trying import Trying
 from camscope.audit.subject import Subject
 from camscope.audit.ways.found import ways
-from camscope.batch.manifest import arrow
-from camscope.files import writing
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-FILE = "interventions.parquet"
 
 
 def shortcut(subject: Subject) -> Shortcut:
@@ -37,7 +29,7 @@ def shortcut(subject: Subject) -> Shortcut:
     ]
     interventions = [found for one in tried for found in one.interventions()]
     blanked = [found for one in tried for found in one.blanked()]
-    _write(subject, tried)
+    trials.write(subject.folder, [trial for one in tried for trial in one.trials], subject.ids)
     strategies = [
         ways(subject, tool, finding, seen.of(finding.name), answered)
         for finding in subject.findings
@@ -96,18 +88,3 @@ def _levels(subject: Subject, tried: list[Trying]) -> Iterator[Level]:
             if any(gaps.values()):
                 values = {row: float(np.mean(own)) if own else 0.0 for row, own in gaps.items()}
                 yield from levels(subject, one.finding, values, subject.config.margins.effect, region=region)
-
-
-def _write(subject: Subject, tried: list[Trying]) -> None:
-    """Every trial: row, id, finding, region, kind, fill, log odds without the region and with it, donor, other."""
-    rows = [{"id": subject.ids[trial.row], **asdict(trial)} for one in tried for trial in one.trials]
-    with writing(subject.folder / FILE) as file:
-        arrow("parquet").write_table(arrow().Table.from_pylist(rows, schema=columns()), file)
-
-
-def columns() -> "pa.Schema":
-    """Of `interventions.parquet`."""
-    pa = arrow()
-    words = dict.fromkeys(("id", "finding", "region", "kind", "fill"), pa.string())
-    numbers = dict.fromkeys(("without", "with_it"), pa.float64())
-    return pa.schema({"row": pa.int64(), **words, **numbers, "donor": pa.int64(), "other": pa.int64()})
