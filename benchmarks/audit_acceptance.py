@@ -2,11 +2,13 @@
 
 - subgroups: a token that occurs at site B only, and goes with the finding there: is the difference of its effect found? And is
   none claimed where it occurs evenly?
-- strategies: nets that have two ways to be right, and nets that have one: how often are two claimed, and are they the two?
+- strategies: nets that have two ways to be right, and nets that have one: how often are two claimed, and are they the two? How
+  many times more of the maps lies where tokens are in the one cluster than in the other?
 - volumes: the same verdicts in three dimensions.
 - time: an audit of 500 images, with all stages, on this machine.
 - scale: Grad-CAM and metrics of where maps lie, of 10,000 images, beside a bare loop of forward and backward passes.
 - corrupt: 2 % of files of five kinds damaged.
+- killed: an audit with every stage, killed at three instants drawn at random, beside one that was left alone: the same files?
 
 Each is run by its name; without one all are. `--json FILE`.
 """
@@ -14,6 +16,8 @@ Each is run by its name; without one all are. `--json FILE`.
 import argparse
 import json
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,8 +34,11 @@ from PIL import Image
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
 from camscope.audit.demonstration import CLEAN, CONFOUNDED, described, phantom_audit
+from camscope.audit.provenance import outputs
+from camscope.audit.shortcuts.masses import share
 from camscope.audit.ways.strategies import strategies
 from camscope.batch import Outcome, Run
+from camscope.geometry import Placement
 from camscope.measure import measure
 from camscope.phantom.shortcut import (
     Study,
@@ -47,6 +54,7 @@ from camscope.phantom.study import Site
 FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
 OTHERS = ("localise", "faithfulness", "sanity", "robustness")
 ROUNDS = 3
+IMPORTS = 5.0  # seconds, before which nothing was begun
 Told = dict[str, Any]
 
 
@@ -75,7 +83,7 @@ def strategies_of(folder: Path, seeds: int = 10) -> Told:
     made: Told = {}
     for name, mixed in (("two ways", True), ("one way", False)):
         for kind in (GradCAM, IntegratedGradients):
-            claims, found = [], []
+            claims, found, times = [], [], []
             for seed in range(seeds if not mixed else 3):
                 net = train_shortcut_net(draw_study(1000, 1 + seed, mixed=mixed), seed)
                 study = draw_study(400, 99 + seed, mixed=mixed)
@@ -90,8 +98,17 @@ def strategies_of(folder: Path, seeds: int = 10) -> Told:
                     labels = judged.partition(2).labels
                     known = labels >= 0
                     found.append(float(adjusted_rand_score(study.tokens[positive][known], labels[known])))
-            made[f"{name}, {kind.name}"] = {"claimed": claims, "ari": found}
+                    times.append(_times(heat, study.token_masks.any(0), labels))
+            made[f"{name}, {kind.name}"] = {"claimed": claims, "ari": found, "mass_at_tokens_times": times}
     return made
+
+
+def _times(heat: Any, place: Any, labels: Any) -> float:
+    """How many times more of the maps lies in a place in the one cluster than in the other."""
+    on_input = [Placement.identity(place.shape).project(one)[0] for one in heat]
+    shares = np.array([share(np.asarray(one, np.float64), place) for one in on_input])
+    low, high = sorted(float(np.nanmean(shares[labels == one])) for one in (0, 1))
+    return high / low
 
 
 def volumes(folder: Path) -> Told:
@@ -213,8 +230,34 @@ def corrupt(folder: Path) -> Told:
     return {"damaged": len(files), "listed": run.failures, "reasons": sorted({one.split(",", 2)[2] for one in listed})}
 
 
+def killed(folder: Path, seed: int = 0) -> Told:
+    """Which stages were done when it was killed, and whether it ended in the same bytes as one that was not."""
+    config = phantom_audit(folder, CONFOUNDED, images=100).model_dump()
+    config |= {"sizes": FEW, "explain": {**config["explain"], "settings": {"integratedgradients": {"steps": 4}}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    begun = time.perf_counter()
+    _started(folder, "whole").wait()
+    took, random, done = time.perf_counter() - begun, np.random.default_rng(seed), []
+    for _ in range(3):
+        process = _started(folder, "killed")
+        time.sleep(IMPORTS + random.uniform(0, took / 3))
+        process.kill()
+        process.wait()
+        done.append(sorted(one.stem for one in (folder / "killed" / "stages").glob("*.json")))
+    _started(folder, "killed").wait()
+    whole, other = (outputs(folder / name) for name in ("whole", "killed"))
+    differ = sorted(name for name in {*whole, *other} if whole.get(name) != other.get(name))
+    return {"seconds": took, "done_when_killed": done, "files": len(whole), "differ": differ}
+
+
+def _started(folder: Path, name: str) -> "subprocess.Popen[bytes]":
+    code = "import json, sys; from camscope import audit; audit.run(json.load(open(sys.argv[1])), sys.argv[2])"
+    return subprocess.Popen([sys.executable, "-c", code, str(folder / "config.json"), str(folder / name)])
+
+
 ALL: dict[str, Callable[[Path], Told]] = {
     "subgroups": subgroups, "strategies": strategies_of, "volumes": volumes, "time": timed, "scale": scale, "corrupt": corrupt,
+    "killed": killed,
 }  # fmt: skip
 
 
