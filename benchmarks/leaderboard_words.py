@@ -3,7 +3,7 @@
 PREFACE = """# Leaderboard: where the methods look, against boxes
 
 Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; methods with their settings as
-they come, CAMs at the layer that camscope chooses. Means with bootstrap intervals (95 %) over photographs; **bold**: better
+they come (where they have fewer passes, the table says how many), CAMs at the layer that camscope chooses. Means with bootstrap intervals (95 %) over photographs; **bold**: better
 than the best map that knows nothing of the model (uniform, centre, edges, random), paired by photograph, at 5 % after Holm's
 correction. Seconds are those of one core, on a machine with other work, for a photograph.
 A box holds background too, so no map reaches the end of a scale;
@@ -34,11 +34,17 @@ Differences to Grad-CAM are of the same photographs, each for itself: their inte
   {deit_tiny/all/uniform/average-precision}. There Chefer's method has the most, {deit_tiny/all/chefer/average-precision}
   (difference to Grad-CAM {deit_tiny/all/chefer/gap}), and no other is shown to be better than the centre,
   {deit_tiny/all/centre/average-precision}.
-- Of the slow methods that were run, none is shown to have a better average precision than the centre. Group-CAM is hardly
-  different from Grad-CAM on ResNet-18 ({resnet18/slow/groupcam/gap}) and has more on DeiT-tiny
-  ({deit_tiny/slow/groupcam/gap}); segment ablation has less on both ({resnet18/slow/segmentablation/gap} and
-  {deit_tiny/slow/segmentablation/gap}). Twenty photographs tell large differences only: Grad-CAM's own average precision there
-  is {resnet18/slow/gradcam/average-precision} and {deit_tiny/slow/gradcam/average-precision}.
+- None of the slow methods is shown to have a better average precision than the centre. Beside Grad-CAM on the same photographs
+  RISE has {resnet18/slowest/rise/gap} on ResNet-18 and {deit_tiny/slowest/rise/gap} on DeiT-tiny, Score-CAM
+  {resnet18/slowest/scorecam/gap} and {deit_tiny/slow/scorecam/gap}, Group-CAM {resnet18/slow/groupcam/gap} and
+  {deit_tiny/slow/groupcam/gap}: of all the slow ones Group-CAM alone gains something, on DeiT-tiny, at some twenty
+  times the price. What is drawn of segments or of blocks has less (LIME {resnet18/slowest/lime/gap} and
+  {deit_tiny/slowest/lime/gap}, occlusion {resnet18/slow/occlusion/gap} and {deit_tiny/slow/occlusion/gap}), and gradients along
+  paths have the least (integrated gradients {resnet18/slow/integratedgradients/gap} and
+  {deit_tiny/slow/integratedgradients/gap}), as gradients at single pixels have among the quick ones.
+- Twenty and ten photographs tell large differences only: Grad-CAM's own average precision on the twenty is
+  {resnet18/slow/gradcam/average-precision} and {deit_tiny/slow/gradcam/average-precision}, on the ten
+  {resnet18/slowest/gradcam/average-precision} and {deit_tiny/slowest/gradcam/average-precision}.
 """
 
 DRAWN = """Drawn once from all; Grad-CAM and the controls are measured on the same ones. """
