@@ -1,8 +1,12 @@
 """Robustness, on explainers whose maps are known: exact where the map moves with the picture, and by hand where it does not."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scipy import ndimage
 from torch import nn
 
 from camscope.errors import GeometryError, InputError, NonFiniteError, UndefinedError
@@ -11,9 +15,13 @@ from camscope.explainers.controls import Control
 from camscope.explainers.draws import seeds
 from camscope.metrics import (
     METRICS,
+    Compression,
     Noise,
+    Resampling,
     Rotation,
     Shift,
+    Window,
+    acquisition_stability,
     agreements,
     average_sensitivity,
     batch_invariance,
@@ -32,7 +40,14 @@ def same_numbers():
     torch.manual_seed(0)
 
 
-MINE = ("max-sensitivity", "average-sensitivity", "stability", "determinism", "batch-invariance")
+MINE = (
+    "max-sensitivity",
+    "average-sensitivity",
+    "stability",
+    "acquisition-stability",
+    "determinism",
+    "batch-invariance",
+)
 
 
 class Drawn(Control):
@@ -201,6 +216,65 @@ def test_too_little_in_common_is_no_comparison():
     assert (found.value, found.reason) == (None, "only 16% of the pixels are shown by both")
 
 
+# Taken, and kept, another way
+
+
+def test_a_window_is_a_line_clipped_to_the_range():
+    x = torch.tensor([[[[0.0, 2.0, 5.0, 10.0]]], [[[3.0, 3.0, 3.0, 3.0]]]])
+    wider, narrower = Window(2.0).applied(x), Window(0.5, 0.1).applied(x)
+    assert wider[0].flatten().tolist() == pytest.approx([2.5, 3.5, 5.0, 7.5])  # half as steep about the middle, 5
+    assert narrower[0].flatten().tolist() == pytest.approx([0.0, 0.0, 3.0, 10.0])  # twice as steep about 6, but at 5
+    assert wider[1].unique().tolist() == narrower[1].unique().tolist() == [3.0]
+    assert torch.equal(Window().applied(x), x)
+
+
+def test_resampling_keeps_a_line_and_flattens_a_point():
+    line = torch.arange(20.0, dtype=torch.float64).expand(1, 1, 20, 20)
+    kept = Resampling(0.9).applied(line)
+    np.testing.assert_allclose(kept[..., 2:-2], line[..., 2:-2], atol=1e-9)
+    point = torch.zeros(1, 1, 20, 20)
+    point[..., 10, 10] = 1.0
+    assert 0.2 < Resampling(0.9).applied(point).max() < 0.9
+    assert torch.equal(Resampling(1.0).applied(point), point)
+    volume = torch.rand(2, 1, 6, 7, 8)
+    assert Resampling(0.5).applied(volume).shape == volume.shape
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 24, 17), (1, 3, 24, 17), (1, 2, 24, 17), (1, 1, 3, 16, 18), (1, 3, 4, 16, 18)]
+)
+def test_compression_is_that_of_pillow_and_of_every_plane_for_itself(shape):
+    x = torch.from_numpy(
+        ndimage.gaussian_filter(np.random.default_rng(0).random(shape), (0, 0, *[2] * (len(shape) - 2)))
+    )
+    low, high = (each.view(-1, *[1] * (len(shape) - 1)) for each in (x.flatten(1).amin(1), x.flatten(1).amax(1)))
+    again, colour = Compression(60).applied(x), shape[1] == 3
+    bits = ((x - low) / (high - low) * 255).round().byte().numpy()
+    sample = np.moveaxis(bits[0], 0, -1) if colour else bits[0]
+    places = list(np.ndindex(*sample.shape[: -3 if colour else -2]))
+    assert len(places) == int(np.prod(shape[2:-2])) * (1 if colour else shape[1])
+    for place in places:
+        Image.fromarray(np.ascontiguousarray(sample[place])).save(file := io.BytesIO(), "JPEG", quality=60)
+        sample[place] = np.array(Image.open(file))
+    expected = np.moveaxis(sample, -1, 0) if colour else sample
+    np.testing.assert_allclose(again[0], (low[0] + torch.from_numpy(expected) / 255 * (high - low)[0]), atol=1e-6)
+    flat = torch.full((1, 1, 9, 9), 3.5)
+    assert torch.equal(Compression(90).applied(flat), flat)
+
+
+def test_stable_under_another_acquisition_is_who_does_not_look_at_its_steps():
+    x = smooth(40, 40) + 0.02 * torch.rand(40, 40, dtype=torch.float64)
+    still = acquisition_stability(drawn(lambda x: x[:, 0], (1, 40, 40)), x)
+    restless = acquisition_stability(drawn(lambda x: (1e4 * x[:, 0]).sin(), (1, 40, 40)), x)
+    assert still > 0.99
+    assert abs(restless) < 0.1
+    found = agreements(
+        drawn(lambda x: x[:, 0], (1, 40, 40)), x, changes=[Window(1.05), Resampling(0.9), Compression(90)]
+    )
+    assert [str(one.change) for one in found] == ["window 1.05 x, level +0", "resampled to 0.9 x", "JPEG 90"]
+    assert all(one.covered == 1 and one.held for one in found)
+
+
 # Asked again, and in company
 
 
@@ -241,7 +315,7 @@ def test_each_is_registered_and_leaves_the_model_as_it_was(name):
     with untouched(model, x):
         assert METRICS[name](tool, x, 1) == first
     assert METRICS[name].needs == "explainer"
-    if name != "stability":  # a score that is no class's holds in shares of itself
+    if "stability" not in name:  # a score that is no class's holds in shares of itself
         assert METRICS[name](tool, x, lambda output: output[:, 1]) == pytest.approx(first, rel=1e-4, abs=1e-6)
 
 
@@ -270,6 +344,17 @@ def test_refused():
         (lambda: agreements(tool, x, changes=[Shift(0.5)]), InputError, "pixels=0.5"),
         (lambda: agreements(tool, x, changes=[Noise(-1.0)]), InputError, "deviation=-1.0"),
         (lambda: Rotation(3).applied(smooth(9)), GeometryError, "leave the rotations out"),
+        (lambda: agreements(tool, x, changes=[Window(0)]), InputError, "width=0"),
+        (lambda: agreements(tool, x, changes=[Window(level=np.nan)]), InputError, "level=nan"),
+        (lambda: agreements(tool, x, changes=[Resampling(-1)]), InputError, "ratio=-1"),
+        (lambda: agreements(tool, x, changes=[Compression(0)]), InputError, "quality=0"),
+        (
+            lambda: agreements(tool, x, changes=[Compression(101)]),
+            InputError,
+            "quality=101: expected a whole number, 100 or",
+        ),
+        (lambda: Compression(90).applied(smooth(9)), GeometryError, "leave the compression out"),
+        (lambda: Resampling(0.9).applied(torch.zeros(1, 1, 2, 3, 4, 5)), GeometryError, "an input of 4 axes"),
         (lambda: max_sensitivity(tool, x, radius=0), InputError, "radius=0"),
         (lambda: max_sensitivity(tool, x, samples=0), InputError, "samples=0"),
         (lambda: determinism(tool, x, repeats=0), InputError, "repeats=0"),

@@ -22,7 +22,15 @@ from camscope.metrics.statistics import difference, holm, interval_of, numbered,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHOWN = ("enrichment", "energy-inside", "pointing-game", "lerf-morf-gap", "stability", "max-sensitivity")
+SHOWN = (
+    "enrichment",
+    "energy-inside",
+    "pointing-game",
+    "lerf-morf-gap",
+    "stability",
+    "acquisition-stability",
+    "max-sensitivity",
+)
 AT = 0.05
 REPLICATES = 20_000  # fewer leave nothing to see once dozens of differences are corrected for
 

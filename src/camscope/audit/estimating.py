@@ -12,7 +12,7 @@ from camscope.metrics.forgetting import parts
 
 TRIED = 4  # images
 REMOVALS = 60  # passes of an image for each map and fill: of removal step by step, and of imputation, which costs more
-AGAIN = 30  # maps of an image that robustness makes of each method
+AGAIN = 35  # maps of an image that robustness makes of each method
 CONTROLS = 4  # maps that know nothing
 SEEDS = 3  # of randomisation
 FOUND = 0.01  # seconds to find a region in an image

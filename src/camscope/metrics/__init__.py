@@ -1,5 +1,6 @@
 """Instruments that test the claim of a map, as pure functions. Floor 4."""
 
+from camscope.metrics.acquisition import Compression, Resampling, Window
 from camscope.metrics.base import METRICS, Metric
 from camscope.metrics.changes import Change, Noise, Rotation, Shift
 from camscope.metrics.complexity import effective_area, entropy, sparseness
@@ -24,6 +25,7 @@ from camscope.metrics.removal import aopc, curve, deletion, insertion, lerf_morf
 from camscope.metrics.remove_and_debias import road, road_lerf, road_morf
 from camscope.metrics.robustness import (
     Agreement,
+    acquisition_stability,
     agreements,
     average_sensitivity,
     batch_invariance,
@@ -45,17 +47,21 @@ __all__ = [
     "SIMILARITIES",
     "Agreement",
     "Change",
+    "Compression",
     "Estimate",
     "Imputation",
     "Metric",
     "Noise",
     "Randomised",
+    "Resampling",
     "Rotation",
     "Scores",
     "Shift",
     "Trial",
     "Values",
     "Verdict",
+    "Window",
+    "acquisition_stability",
     "adcc",
     "agreements",
     "aopc",

@@ -99,8 +99,16 @@ class Rotation(Change):
         return f"rotation {self.degrees:g}°"
 
 
+class Still(Change):
+    """A change that moves nothing."""
+
+    def placement(self, size: Sequence[int]) -> Placement:
+        """Where it was."""
+        return Placement.identity(size)
+
+
 @dataclass(frozen=True)
-class Noise(Change):
+class Noise(Still):
     """Normal noise of such a standard deviation, in shares of each sample's range from its least to its largest value."""
 
     deviation: float
@@ -112,10 +120,6 @@ class Noise(Change):
         drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
         axes = tuple(range(1, x.ndim))
         return x + self.deviation * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)) * drawn.to(x)
-
-    def placement(self, size: Sequence[int]) -> Placement:
-        """Where it was."""
-        return Placement.identity(size)
 
     def __str__(self) -> str:
         return f"noise {self.deviation:g}"

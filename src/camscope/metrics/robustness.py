@@ -16,6 +16,7 @@ from camscope.explainers.base import Explainer
 from camscope.explainers.draws import seeds
 from camscope.explainers.scope import expect_count, expect_positive
 from camscope.geometry import Placement
+from camscope.metrics.acquisition import ACQUISITION
 from camscope.metrics.base import Floats, Mask, finite, metric
 from camscope.metrics.changes import Change, Noise, Rotation, Shift
 from camscope.metrics.probe import Probe, single
@@ -150,7 +151,33 @@ def stability(
     epsilon: float = EPSILON,
 ) -> float:
     """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `agreements`."""
-    found = agreements(tool, x, target, changes=changes, similarity=similarity, epsilon=epsilon)
+    return _mean(agreements(tool, x, target, changes=changes, similarity=similarity, epsilon=epsilon))
+
+
+@metric(
+    "acquisition-stability",
+    needs="explainer",
+    formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of the pixels and back, and "
+    "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability moved by less than 0.05",
+    paper="test-retest: the same picture, taken and kept another way",
+    low=-1.0,
+    chance="0",
+)
+def acquisition_stability(
+    tool: Explainer,
+    x: Tensor,
+    target: Question = None,
+    *,
+    changes: Sequence[Change] = ACQUISITION,
+    similarity: str = "spearman",
+    epsilon: float = EPSILON,
+) -> float:
+    """(1,C,*S) -> -1..1; undefined where the prediction held under no change. See `agreements`."""
+    return _mean(agreements(tool, x, target, changes=changes, similarity=similarity, epsilon=epsilon))
+
+
+def _mean(found: Sequence[Agreement]) -> float:
+    """Over the changes under which the prediction held and the maps compare."""
     values = [one.value for one in found if one.held and one.value is not None]
     if not values:
         words = "; ".join(f"{one.change}: {one.reason or f'|dp| {one.moved:.2g}'}" for one in found)

@@ -1,10 +1,10 @@
-"""robustness: how far maps change where they should not: under shifts, turns and noise, in company, asked twice."""
+"""robustness: how far maps change where they should not: under shifts, turns and noise, taken otherwise, in company, twice."""
 
 from camscope.audit.samples import measured
 from camscope.audit.schema import Measured
 from camscope.audit.subject import Subject
 
-METRICS = ("stability", "max-sensitivity", "determinism", "batch-invariance", "random-logit")
+METRICS = ("stability", "acquisition-stability", "max-sensitivity", "determinism", "batch-invariance", "random-logit")
 
 
 def robustness(subject: Subject) -> Measured:

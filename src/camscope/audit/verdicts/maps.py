@@ -16,6 +16,10 @@ FAITHFUL = (
     f"of {', '.join(RANKING)}: supported where all of them are better than of every map that knows nothing, under every fill; "
     "not supported where none is under any, and one at least is worse under every fill"
 )
+STEADY = {
+    "stability": "under small shifts, turns and noise",
+    "acquisition-stability": "when the picture is windowed, resampled and compressed a little differently",
+}
 SIDES: Mapping[Word, str] = {"supported": "for", "not supported": "against", "not testable": "neither for nor against"}
 SANE = (
     "supported where maps of the untrained model are, on average, no more like the trained model's than maps of different images "
@@ -181,12 +185,12 @@ def robust(summary: Summary) -> Iterator[Verdict]:
     """Whether the maps stay where they are under changes that do not matter."""
     margin, stage = summary.margins["robust"], summary.robustness
     for finding in summary.resolve.findings:
-        own = _lines(stage, ("stability",), finding)
+        own = _lines(stage, STEADY, finding)
         if not own:
             claim = f"The maps for {finding} stay where they are under changes that do not matter."
             yield _open("robustness", claim, finding, stage.reason or f"no map of {finding} was tested", ABOVE)
         for one in own:
-            claim = f"The maps of {one.method} for {finding} stay where they are under small shifts, turns and noise."
+            claim = f"The maps of {one.method} for {finding} stay where they are {STEADY[one.metric]}."
             yield made(
                 "robustness", claim, finding, beyond(one.value, margin), one.value, "robustness", ABOVE, good=True,
                 margin=margin, subject=one.method,
