@@ -24,7 +24,7 @@ demo: $(STAMP)-base
 	$(BIN)/camscope demo --overwrite
 
 test: $(STAMP)-test
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .

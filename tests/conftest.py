@@ -10,12 +10,20 @@ import torch
 
 os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: none is made in anybody's home
 
+LONG = ("audit", "batch_ray", "zoo", "audit_cases", "examples", "audit_provenance", "measure_compare", "audit_leak",
+        "cli_audit", "scans_canary", "measure_model", "real_data")  # by how long they take  # fmt: skip
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--write-models`: what tests/test_zoo.py measures becomes docs/models.md."""
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what is measured")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: two workers, each of which takes the next file, are then done at about the same time."""
+    places = {f"test_{name}.py": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
 
 def pytest_collection_finish() -> None:

@@ -1,10 +1,11 @@
 """demonstration: studies whose shortcut is known, with a net that learnt them, ready to be audited."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from camscope.audit.config import Config
-from camscope.phantom.shortcut import draw_study, train_shortcut_net, write_net, write_study
+from camscope.phantom.shortcut import ShortcutNet, draw_study, train_shortcut_net, write_net, write_study
 
 CLEAN, CONFOUNDED = 0.5, 0.95  # how often the token is there where the finding is, and is not where it is not
 TRAINED, UNSEEN = 1, 99  # seeds of the images that the net learns, and of those of the audit
@@ -15,9 +16,14 @@ def phantom_audit(folder: Path, p: float = CONFOUNDED, *, images: int = 200, see
 
     `p`: P(token | lesion) = 1 - P(token | clear), in training and in the audited images: 0.5 says nothing, 1 everything.
     """
-    net = train_shortcut_net(draw_study(1000, TRAINED + seed, p), seed)
     manifest = write_study(draw_study(images, UNSEEN + seed, p), folder)
-    return Config.of(described(manifest, write_net(net, folder), p))
+    return Config.of(described(manifest, write_net(_learnt(p, seed), folder), p))
+
+
+@cache
+def _learnt(p: float, seed: int) -> ShortcutNet:
+    """The same net each time."""
+    return train_shortcut_net(draw_study(1000, TRAINED + seed, p), seed)
 
 
 def described(manifest: Path, weights: Path, p: float) -> dict[str, Any]:

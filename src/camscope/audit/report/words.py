@@ -84,4 +84,6 @@ MARGINS: Mapping[str, str] = {
 def clean(text: str) -> str:
     """A text from outside in one line, in which nothing steers: neither a control character nor a change of direction."""
     line = " ".join(text.split())
+    if line.isprintable():
+        return line
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
