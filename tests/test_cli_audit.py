@@ -1,6 +1,7 @@
 """`camscope audit`: what a new user types, from a config to two audits held against one another."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,8 +9,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pydantic")
 
+from camscope.audit import demonstration
 from camscope.audit.demonstration import phantom_audit
 from camscope.cli import app
+from camscope.phantom.shortcut import draw_study, train_shortcut_net
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
@@ -107,3 +110,25 @@ def test_help_has_examples():
     for name in ("init", "run", "compare", "verify"):
         told = asked(name, "--help")
         assert "Example: camscope audit" in told.output
+
+
+def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
+    def small(folder, p, *, seed):
+        made = phantom_audit(folder, p, images=24, seed=seed)
+        return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
+
+    monkeypatch.setattr(demonstration, "phantom_audit", small)
+    monkeypatch.setattr(demonstration, "_learnt", lambda p, seed: train_shortcut_net(draw_study(64, 1, p), epochs=1))
+    runner = CliRunner(env={"COLUMNS": "200"})
+    told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"AUROC   clean \d\.\d+, confounded \d\.\d+", told.output)
+    for name in ("clean", "confounded"):
+        report = tmp_path / "out" / name / "audit" / "report.html"
+        assert f"report  {report}" in told.output
+        assert "Phantom radiographs" in report.read_text("utf-8")
+    log = report.with_name("log.jsonl")
+    before = log.read_text()
+    again = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
+    assert again.exit_code == 0, again.output
+    assert log.read_text() == before, "nothing is computed again"
