@@ -165,5 +165,5 @@ def _tries(picture: Any) -> Iterator[bytes]:
         small = picture if share == 1 else picture.resize(size)
         for quality in (82, 65, 45):
             stream = io.BytesIO()
-            small.save(stream, "WEBP", quality=quality, method=4)
+            small.save(stream, "WEBP", quality=quality, method=0)  # a fifth of the time, a fifth more bytes
             yield stream.getvalue()
