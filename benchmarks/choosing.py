@@ -3,7 +3,7 @@
 Every candidate judges every image once; then races in other orders of the images are run on the values that are known, each
 beside a run in the same order in which nobody drops out before the end.
 --photographs resnet18     photographs with boxes and a trained model, where a folder beside the project has them; else phantoms
---kept FILE.npz            the values stay there, and a second start begins with them
+--kept FILE.npz            the values stay there, block by block, and a second start goes on
 """
 
 import argparse
@@ -50,25 +50,27 @@ class Remembering:
 
 
 def asked(tools: Sequence[Explainer], pool: Sequence[Sample], region: int, kept: Path | None) -> dict[str, Any]:
-    """What every candidate makes of every image."""
+    """What every candidate makes of every image; of those that are in `kept`, as it was found before."""
     standings = [Standing(tool, {name: [] for name in CRITERIA}) for tool in tools]
-    titles = [one.title for one in standings]
+    found: dict[str, Any] = {"titles": np.array([one.title for one in standings])}
     if kept is not None and kept.exists():
         with np.load(kept) as stored:
-            if stored["titles"].tolist() == titles and stored["values"].shape[2] == len(pool):
-                return dict(stored)
-    for start in range(0, len(pool), BLOCK):
-        judged(standings, pool[start : start + BLOCK], 6, region, 0)
+            if stored["titles"].tolist() == found["titles"].tolist():
+                found = dict(stored)
+    there = found["values"].shape[2] if "values" in found else 0
+    for start in range(there, len(pool), BLOCK):
+        own = [Standing(tool, {name: [] for name in CRITERIA}) for tool in tools]
+        judged(own, pool[start : start + BLOCK], 6, region, 0)
+        values = np.array([[one.values[name] for name in CRITERIA] for one in own])
+        first, price = np.array([one.first for one in own]), np.array([one.price for one in own])
+        if start:
+            values = np.concatenate([found["values"], values], 2)
+            first, price = found["first"], (start * found["price"] + BLOCK * price) / (start + BLOCK)
+        found |= {"values": values, "first": first, "price": price}
+        if kept is not None:
+            np.savez(kept, allow_pickle=False, **found)
         print(f"  {start + BLOCK} of {len(pool)} images", flush=True)
-    found = {
-        "values": np.array([[one.values[name] for name in CRITERIA] for one in standings]),
-        "first": np.array([one.first for one in standings]),
-        "price": np.array([one.price for one in standings]),
-        "titles": np.array(titles),
-    }
-    if kept is not None:
-        np.savez(kept, allow_pickle=False, **found)
-    return found
+    return found | {"values": found["values"][:, :, : len(pool)]}
 
 
 def phantoms(count: int) -> tuple[Any, list[Sample], int]:

@@ -125,7 +125,7 @@ class Board:
                 shown = BOXES / "images" / first["file_name"], first["imagenet_label"]
                 found[name] = price(partial(tool.explain, *shown), PRICED)  # as it comes
             except CamscopeError as error:
-                found[name] = float("inf"), str(error).partition(":")[0].partition(";")[0]
+                found[name] = float("inf"), _reason(error)
             self.note(found)
             print(f"{self.name}: {name}: {found[name][1]}", flush=True)
         return dict(sorted(found.items(), key=lambda one: one[1][0]))
@@ -153,6 +153,12 @@ class Board:
         table = measure(place / "run", place / "measures", BOXES / "annotations.json").table()
         rows = [numbers[row] for row in table["row"].to_pylist()]
         return table.set_column(table.column_names.index("row"), "row", [rows])
+
+
+def _reason(error: Exception) -> str:
+    """The beginning of what it says, without a bracket that stays open."""
+    words = str(error).partition(":")[0].partition(";")[0]
+    return words.rpartition(" (")[0] if words.count("(") > words.count(")") else words
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -41,8 +41,8 @@ Differences to Grad-CAM are of the same photographs, each for itself: their inte
   {deit_tiny/slow/groupcam/gap}: of all the slow ones Group-CAM alone gains something, on DeiT-tiny, at some twenty
   times the price. What is drawn of segments or of blocks has less (LIME {resnet18/slowest/lime/gap} and
   {deit_tiny/slowest/lime/gap}, occlusion {resnet18/slow/occlusion/gap} and {deit_tiny/slow/occlusion/gap}), and gradients along
-  paths have the least (integrated gradients {resnet18/slow/integratedgradients/gap} and
-  {deit_tiny/slow/integratedgradients/gap}), as gradients at single pixels have among the quick ones.
+  paths have as little (integrated gradients {resnet18/slow/integratedgradients/gap} and
+  {deit_tiny/slow/integratedgradients/gap}).
 - Twenty and ten photographs tell large differences only: Grad-CAM's own average precision on the twenty is
   {resnet18/slow/gradcam/average-precision} and {deit_tiny/slow/gradcam/average-precision}, on the ten
   {resnet18/slowest/gradcam/average-precision} and {deit_tiny/slowest/gradcam/average-precision}.

@@ -50,6 +50,8 @@ def config(**tables):
         ({"data": {"subgroups": ("site", "patient")}}, "'patient' names images or patients"),
         ({"data": {"subgroups": ("path",)}}, "'path' names images or patients"),
         ({"data": {"subgroups": ("id",)}}, "'id' names images or patients"),
+        ({"margins": {"effect": float("inf")}}, "margins.effect.*finite"),
+        ({"margins": {"enrichment": float("inf")}}, "margins.enrichment.*finite"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(tables, words):
@@ -150,6 +152,42 @@ def test_init_takes_the_rows_of_test_where_there_are_any(study):
 def test_init_refuses_what_would_not_run(study, extra, words):
     with pytest.raises(InputError, match=words):
         init("manifest.csv", **{"model": "net.py:net", **extra})
+
+
+LABELLED = "Path,label,Patient,SITE,Mask\n" + "".join(
+    f"{n}.png,{'No Finding' if n % 2 else 'Edema'},{n},{n % 3},{n}.png\n" for n in range(30)
+)
+
+
+def test_columns_are_found_in_whatever_case(study):
+    (study / "manifest.csv").write_text(LABELLED.replace("Path", "path"))
+    made = Config.parsed(init("manifest.csv", "net.py:net"), study)
+    assert (made.data.patient, made.data.subgroups, made.data.evidence) == ("Patient", ("SITE",), "Mask")
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "findings", "words"),
+    [
+        (
+            "net.py:nameless",
+            "Edema",
+            (),
+            r"the labels are words \(Edema, No Finding\), and the model does not name its cl",
+        ),
+        (
+            "net.py:net",
+            "Edema",
+            ("Bar",),
+            "the finding 'Bar' is no class of the model: its classes are Edema, Pleural Eff",
+        ),
+        ("net.py:net", "dog", ("Edema",), "no label is the finding 'Edema': the labels are No Finding, dog"),
+        ("net.py:nameless", "1", ("7",), "the labels are words"),
+    ],
+)
+def test_init_refuses_labels_that_no_class_has(study, model, labels, findings, words):
+    (study / "manifest.csv").write_text(LABELLED.replace("Edema", labels).replace("Path", "path"))
+    with pytest.raises(InputError, match=words):
+        init("manifest.csv", model, findings=findings)
 
 
 def test_init_on_the_command_line_writes_nothing_where_it_refuses(study):

@@ -114,6 +114,26 @@ def test_one_image_foresees_nothing_and_equal_values_never_lose():
     assert not any(each.out for each in same)
 
 
+@pytest.mark.parametrize(("candidates", "images"), [(2, 8), (6, 8), (24, 16)])
+def test_of_candidates_that_are_alike_somebody_is_out_in_one_race_of_twenty(candidates, images):
+    wrong = 0
+    for seed in range(200):
+        drawn = np.random.default_rng(seed)
+        racing = [standing(str(n), drawn.normal(size=images)) for n in range(candidates)]
+        without_losers(racing, reference(racing), images)
+        wrong += any(one.out for one in racing)
+    assert wrong / 200 < 0.1
+
+
+def test_few_images_tell_nobody_from_anybody(model):
+    one, other = standing("a", [0.5, 0.3] * 3), standing("b", [0.4, 0.2] * 3)
+    without_losers([one, other], reference([one, other]), 6)
+    assert not other.out
+    found = choose([GradCAM(model, "layer4"), GradCAM(model, "layer3")], samples(model, 4))
+    assert found.best == []
+    assert found.sentence.startswith("no clear winner after 4 images")
+
+
 def test_images_of_one_patient_are_one_witness():
     """Eight images of three patients, all better by nearly the same: eight would be proof, three are less."""
     gaps = np.array([0.3, 0.3, 0.31, 0.02, 0.01, 0.03, 0.16, 0.17])
@@ -224,8 +244,18 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     ):
         both = CliRunner().invoke(app, [command, "set/images/000700.png", "--choice", "choice.toml", *named])
         assert (both.exit_code, "leave --method and --layer out" in both.stderr) == (2, True), named
-    (tmp_path / "other.toml").write_text("layer = 3")
-    assert CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"]).exit_code == 2
+    plain = 'method = "gradcam"\nmodel = "f"\n'
+    for text in (
+        "layer = 3",
+        plain + "layer = 3",
+        plain.replace("gradcam", "all"),
+        plain.replace('"f"', "5"),
+        "\xff = [",
+    ):
+        (tmp_path / "other.toml").write_text(text, encoding="latin-1")
+        refused = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"])
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), text
+        assert "is not a choice that camscope choose --save wrote" in refused.stderr
     with (tmp_path / "set" / "list.csv").open() as table:
         assert next(csv.reader(table)) == ["path", "mask", "target"]
 

@@ -138,6 +138,31 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
         measure(place / "run", tmp_path / "out", metrics=["sparseness"])
 
 
+def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, tmp_path):
+    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], place, tmp_path / "run", ["nodule", "effusion"])
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    whole = measure(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
+    assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
+    assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
+    at_once = measure(tmp_path / "run", tmp_path / "at once", batch_size=16, **settings).table()
+    order = [(name, "ascending") for name in ("row", "method", "target", "metric", "fill")]
+    one, other = (table.sort_by(order).drop_columns("value") for table in (at_once, whole.table()))
+    assert one.equals(other)
+
+    def killed(done, total):
+        assert total == 4
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path / "run", tmp_path / "again", batch_size=1, told=killed, **settings)
+    assert len(parts(tmp_path / "again")) == 2
+    seen = []
+    measure(tmp_path / "run", tmp_path / "again", batch_size=1, told=lambda done, _: seen.append(done), **settings)
+    assert seen == [1, 2, 3, 4]
+    assert parts(tmp_path / "again") == parts(tmp_path / "out")
+
+
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
     settings = {"metrics": ["deletion"], "model": net, "steps": 2, "region": 32}
     whole = measure(place / "run", tmp_path / "out", **settings).table()
@@ -260,6 +285,12 @@ def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
     mask = Corner().mask(None, size)
     assert said[0, "gradcam", "enrichment", None] == pytest.approx(METRICS["enrichment"](heat, mask))
     assert said[0, "uniform", "pointing-game", None] == pytest.approx(mask.mean())
+    names = ["stability", "acquisition-stability"]
+    asked = measure(run, tmp_path / "asked", metrics=names, model=net).table().to_pylist()
+    if len(size) == 1:
+        assert all(row["value"] is None and "an input of 1 axis" in row["reason"] for row in asked)
+    else:
+        assert all(row["value"] is not None or row["reason"] for row in asked)
     (value,) = by_hand(net, images[0], heat, int(run.table()["target"][0].as_py()), ["deletion"], "blur", steps=3)
     assert said[0, "gradcam", "deletion", "blur"] == pytest.approx(value, rel=1e-4)
     assert {method for _, method, metric, _ in said if metric in ("enrichment", "insertion")} == FLOORS | {"gradcam"}

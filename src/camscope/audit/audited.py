@@ -3,6 +3,7 @@
 import csv
 import html
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
 from camscope.audit.config import Config
+from camscope.audit.report.words import subject_of
 from camscope.audit.running import (
     PLAN,
     Foreseeing,
@@ -46,9 +48,9 @@ def run(
     """Audit a model: check, resolve, predict, explain, localise, faithfulness, sanity, robustness, shortcut, report.
 
     `config`: a Config, its tables as dicts, or the TOML file that `camscope audit init` writes. Killed at any instant and
-    started again it goes on where it was, and ends in the same bytes; a folder that holds another audit is an OutputError,
-    unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much; `foreseen`: once, with the
-    seconds that each stage will take, about.
+    started again it goes on where it was, and ends with the same numbers and page; a folder that holds another audit is
+    an OutputError, unless `overwrite`. `told`: called with the stage, how much of it is done, and of how much;
+    `foreseen`: once, with the seconds that each stage will take, about.
     """
     subject = Subject(Config.of(config), folder_of(output))
     telling = told or (lambda stage, done, total: None)
@@ -136,8 +138,9 @@ class AuditRun:
     def __repr__(self) -> str:
         words = [one.word for one in self.summary.verdicts]
         counts = ", ".join(f"{words.count(word)} {word}" for word in ("supported", "not supported", "not testable"))
-        against = sum(one.speaks == "against" for one in self.summary.verdicts)
-        return f"<AuditRun {self.folder}: {counts}; {against} speak against the model>"
+        against = Counter(subject_of(one.question) for one in self.summary.verdicts if one.speaks == "against")
+        said = ", ".join(f"{against[name]} against the {name}" for name in ("model", "maps"))
+        return f"<AuditRun {self.folder}: {counts}; {said}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(

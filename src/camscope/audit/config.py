@@ -151,11 +151,11 @@ class Margins(_Part):
     `leak`: the AUROC of a probe below which a column cannot be read off the features to any extent that matters.
     """
 
-    effect: float = Field(default=0.1, gt=0)
+    effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     auroc: float = Field(default=0.05, gt=0, lt=0.5)
     useful: float = Field(default=0.7, ge=0.5, lt=1)
     blanked: float = Field(default=0.7, gt=0.5, lt=1)
-    enrichment: float = Field(default=1.5, ge=1)
+    enrichment: float = Field(default=1.5, ge=1, allow_inf_nan=False)
     mass: float = Field(default=0.05, gt=0, lt=1)
     robust: float = Field(default=0.5, ge=0, lt=1)
     leak: float = Field(default=0.6, gt=0.5, lt=1)

@@ -6,6 +6,7 @@ from typing import Any
 from camscope.errors import InputError
 
 NEGATIVE = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
+SHOWN = 6  # labels of a message
 TRUTHS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # what a column of 0 and 1 may say, in any case
 
 
@@ -17,6 +18,24 @@ def single(column: Any, categories: Sequence[str]) -> list[str]:
         return [one for one in named if one.lower() not in NEGATIVE] or named[-1:] or list(categories[-1:])
     numbers = sorted(one for one in said if one.isdecimal())
     return [one for one in numbers if one != "0"] or ["1"]
+
+
+def expect_told(column: Any, categories: Sequence[str], asked: Sequence[str]) -> None:
+    """InputError where no label of a column can be a finding that is asked for."""
+    said = {str(one) for one in column.to_pylist() if one not in (None, "")}
+    shown = ", ".join(sorted(said)[:SHOWN]) + (", …" if len(said) > SHOWN else "")
+    if not categories and not all(one.isdecimal() for one in said):
+        raise InputError(
+            f"the labels are words ({shown}), and the model does not name its classes: write them beside it, in their order, "
+            'as CATEGORIES = {"name of the function": ("clear", "lesion")} in its file, or label by number'
+        )
+    for one in asked:
+        place = str(categories.index(one)) if one in categories else None
+        if categories and place is None and not (one.isdecimal() and int(one) < len(categories)):
+            raise InputError(f"the finding {one!r} is no class of the model: its classes are {', '.join(categories)}")
+        names = {one, place} if place is not None else {one, *categories[int(one) : int(one) + 1]}
+        if not names & said:
+            raise InputError(f"no label is the finding {one!r}: the labels are {shown}")
 
 
 def labels_of(table: Any, categories: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from camscope.audit.answers.levels import AGE, BANDS, MOST
 from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
 from camscope.audit.enough import FOR_A_WORD
-from camscope.audit.findings import labels_of, single
+from camscope.audit.findings import expect_told, labels_of, single
 from camscope.batch import manifest_of
 from camscope.batch.manifest import arrow
 from camscope.batch.sources import LIBRARIES
@@ -49,6 +49,8 @@ def init(
     categories = (card.categories if card else None) or ()
     labels = {} if label is not None else labels_of(made.table, categories, findings, LABEL)
     asked = list(labels) if label is None else list(findings) or single(made.table[label], categories)
+    if label is not None:
+        expect_told(made.table[label], categories, asked)
     text = "\n".join(
         [
             *HEAD,
@@ -91,9 +93,8 @@ def _data(
     table: Any, manifest: str, root: str | None, label: str | None, labels: Mapping[str, str], asked: Sequence[str]
 ) -> Iterator[str]:
     names = table.column_names
-    subgroups = [
-        name for name in SUBGROUPS if name in names and 1 < _levels(table[name]) <= (150 if name in AGE else MOST)
-    ]
+    known = [name for one in SUBGROUPS if (name := _first(names, [one])) is not None]
+    subgroups = [name for name in known if 1 < _levels(table[name]) <= (150 if name.lower() in AGE else MOST)]
     columns = ", ".join(f"{_text(finding)} = {_text(column)}" for finding, column in labels.items())
     yield "[data]"
     yield f"manifest = {_text(manifest)}"
@@ -190,8 +191,9 @@ MARGINS = {
 
 
 def _first(names: Iterable[str], known: Sequence[str]) -> str | None:
-    there = set(names)
-    return next((one for one in known if one in there), None)
+    """A column by one of the names that are known, in whatever case it is written."""
+    there = {one.lower(): one for one in reversed(list(names))}
+    return next((there[one] for one in known if one in there), None)
 
 
 def _levels(column: Any) -> int:

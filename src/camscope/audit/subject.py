@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camscope.audit.answers.levels import AGE, MOST, band, missing
+from camscope.audit.answers.levels import band, by_the_year, missing
 from camscope.audit.config import Config
 from camscope.audit.enough import FOR_A_WORD
 from camscope.batch import Manifest, Run, manifest_of
@@ -114,8 +114,7 @@ class Subject:
     def levels(self, column: str) -> dict[int, str | None]:
         """What a subgroup column says of each row, in words; None where nothing. Ages by the year are bands."""
         said = {row: None if missing(one) else one for row, one in self.column(column).items()}
-        known = {one for one in said.values() if one is not None}
-        if column.lower() in AGE and len(known) > MOST and all(isinstance(one, int | float) for one in known):
+        if by_the_year(column, said.values()):
             return {row: None if one is None else band(one) for row, one in said.items()}
         return {row: _label(one) for row, one in said.items()}
 

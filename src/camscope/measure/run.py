@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from camscope.batch import Run
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ASKING = ("trial", "again", "explainer")  # what metrics need that ask the model
 CHEAP = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
          "average-gain")  # fmt: skip
+Images = Iterator[list[dict[str, Any]]]  # the rows of each
 STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
 
 
@@ -135,29 +137,46 @@ def _write(
     """The parts that are not there yet."""
     parts, form = Store(plain.run.folder), columns(plain.run.dataset.schema)
     todo, there, done = sorted(parts.finished()), store.finished(), 0
-    sizes = {chunk: _images(plain.run, chunk) for chunk in todo}
+    total = sum(_images(plain.run, chunk) for chunk in todo)
     for chunk in todo:
-        if chunk not in there:
-            rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
-            found: list[Row] = []
-            for count, values in _values(plain, trials, rows, threads):
-                found += values
-                done += count
-                if told is not None and count:
-                    told(done, sum(sizes.values()))
-            found.sort(key=lambda row: row["row"])  # those of one image together, whoever found them
-            store.write(chunk, table_of(found, form))
-        elif told is not None:
-            told(done := done + sizes[chunk], sum(sizes.values()))
+        rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
+        for number, places, images in _parts(plain.run, chunk, rows, None if trials is None else trials.batch_size):
+            if number not in there:
+                found: list[Row] = []
+                for count, values in _values(plain, trials, by_image(rows, places), by_image(rows, places), threads):
+                    found += values
+                    done += count
+                    if told is not None and count:
+                        told(done, total)
+                found.sort(key=lambda row: row["row"])  # those of one image together, whoever found them
+                store.write(number, table_of(found, form))
+            elif told is not None:
+                told(done := done + images, total)
 
 
-def _values(plain: Measuring, trials: Trials | None, rows: Any, threads: int) -> Iterator[tuple[int, list[Row]]]:
+def _parts(run: Run, chunk: int, rows: Any, most: int | None) -> Iterator[tuple[int, Any, int]]:
+    """What is written at a time of a chunk of the run: its number, the places of its rows, and how many images they are of.
+
+    `most`: images of a part, where the model is asked and each takes long; None: all of the chunk.
+    """
+    each, size = _images(run, chunk), int(run.facts["made_with"]["chunk"])
+    images = np.asarray(rows.to_table(columns=["row"])["row"])
+    starts = np.flatnonzero(np.diff(images, prepend=-1))  # of the rows of an image
+    for n, first in enumerate(range(0, each, most or each)):
+        ends = [*starts, len(images)]
+        last = min(first + (most or each), len(starts))
+        yield chunk * -(-size // (most or size)) + n, np.arange(ends[first], ends[last]), last - first
+
+
+def _values(
+    plain: Measuring, trials: Trials | None, shown: Images, asked: Images, threads: int
+) -> Iterator[tuple[int, list[Row]]]:
     """Values, and how many images are done with them: at the last of what is asked of each."""
     if plain.metrics or trials is None:
-        for values in in_order(plain.of_image, by_image(rows, Query().places(rows)), threads):
+        for values in in_order(plain.of_image, shown, threads):
             yield int(trials is None), values
     if trials is not None:
-        yield from trials.values(by_image(rows, Query().places(rows)), threads)
+        yield from trials.values(asked, threads)
 
 
 def _images(run: Run, chunk: int) -> int:

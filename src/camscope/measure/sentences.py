@@ -15,7 +15,7 @@ Names = Mapping[tuple[Key, bool], str]
 def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: Names) -> Iterator[str]:
     """First of the maps, then of all metrics of which the same holds, then of each by itself."""
     for group in agreement.groups:
-        yield f"{listed([names[key, False] for key in group])}: the same maps here"
+        yield f"{listed([names[key, False] for key in group])}: the same maps here, as they are displayed"
     known = {metric: one for metric, own in lines.items() if len((one := _Top(own, names)).methods) > 1}
     few = {needed for one in known.values() if (needed := one.needed)}
     if few:

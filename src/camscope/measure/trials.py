@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camscope.batch.threads import in_order
-from camscope.errors import NonFiniteError, UndefinedError
+from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.scope import home
 from camscope.hooks.base import unwrap
@@ -103,5 +103,5 @@ class Trials:
             for one in metrics:
                 try:
                     yield valued(row, one.name, float(one(tool, x, case.question)), None, control=control)
-                except (NonFiniteError, UndefinedError) as error:
+                except (GeometryError, NonFiniteError, UndefinedError) as error:
                     yield valued(row, one.name, None, str(error), control=control)

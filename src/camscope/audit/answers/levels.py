@@ -1,6 +1,6 @@
 """The levels of a column: sites, scanners, sexes, bands of age."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +23,12 @@ def levels_of(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
 def missing(one: Hashable) -> bool:
     """Whether a cell says nothing."""
     return one is None or one == "" or one != one  # NaN is the only thing that is not itself
+
+
+def by_the_year(column: str, said: Iterable[Any]) -> bool:
+    """Whether a column is of ages, of so many that bands are what is compared."""
+    known = {one for one in said if not missing(one)}
+    return column.lower() in AGE and len(known) > MOST and all(isinstance(one, int | float) for one in known)
 
 
 def band(age: float) -> str:

@@ -81,9 +81,14 @@ MARGINS: Mapping[str, str] = {
 }
 
 
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # which words are written with
+
+
 def clean(text: str) -> str:
     """A text from outside in one line, in which nothing steers: neither a control character nor a change of direction."""
     line = " ".join(text.split())
     if line.isprintable():
         return line
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return "".join(
+        letter if letter.isprintable() or letter in JOINERS else "\N{REPLACEMENT CHARACTER}" for letter in line
+    )

@@ -76,6 +76,10 @@ def wanted(subject: Subject) -> list[str]:
     presets = config.presets or (PRESETS[config.modality] if config.modality else ())
     if unknown := [name for name in presets if name not in REGIONS]:
         raise InputError(f"no region {unknown[0]!r}; there are {', '.join(REGIONS)}")
+    if twice := next((name for name in config.columns if name in (*presets, FINDING, ORGAN, OUTSIDE)), None):
+        raise InputError(
+            f"regions.columns names {twice!r}, which is a region of its own: call the column's another name"
+        )
     return [*config.columns, *presets]
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.answers.levels import MOST, in_order
+from camscope.audit.answers.levels import AGE, MOST, band, by_the_year, in_order, missing
 from camscope.audit.schema import Check, Count, Found, Step
 from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
@@ -80,9 +80,13 @@ def _expect(subject: Subject) -> None:
 
 
 def _numbered(manifest: Manifest) -> Manifest:
-    """With its rows counted from 0."""
-    rows = arrow().array(np.arange(len(manifest)))
-    return replace(manifest, table=manifest.table.set_column(0, "row", rows))
+    """With its rows counted from 0, and ages by the year in bands: each of few patients gives its target away."""
+    rows, table = arrow().array(np.arange(len(manifest))), manifest.table
+    for place, name in enumerate(table.column_names):
+        if name.lower() in AGE and by_the_year(name, ages := table[name].to_pylist()):
+            bands = [None if missing(one) else band(one) for one in ages]
+            table = table.set_column(place, name, arrow().array(bands, arrow().string()))
+    return replace(manifest, table=table.set_column(0, "row", rows))
 
 
 def _flow(subject: Subject) -> list[Step]:

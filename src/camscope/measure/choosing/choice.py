@@ -7,6 +7,7 @@ from pathlib import Path
 
 from camscope.cards import digest
 from camscope.errors import InputError
+from camscope.explainers import METHODS
 from camscope.files import write_bytes
 from camscope.hooks.base import unwrap
 from camscope.measure.choosing.choose import Choice
@@ -38,11 +39,17 @@ def read(path: str | Path) -> Chosen:
     """What `save` wrote; InputError for another file."""
     try:
         plain = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        return Chosen(str(plain["method"]), plain.get("layer"), str(plain["model"]))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, KeyError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a choice that camscope choose --save wrote: {error!r}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a choice that camscope choose --save wrote: it is no TOML") from error
+    method, layer, model = (plain.get(name) for name in ("method", "layer", "model"))
+    if method not in METHODS or not isinstance(layer, str | None) or not isinstance(model, str):
+        raise InputError(
+            f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
+            "one, and the digest of a model, each as text"
+        )
+    return Chosen(method, layer, model)
 
 
 def _evidence(one: Standing) -> list[str]:

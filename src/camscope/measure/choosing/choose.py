@@ -15,7 +15,7 @@ import numpy as np
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import Explainer
 from camscope.measure.choosing.judging import home_of, judged
-from camscope.measure.choosing.race import decided, left_over, order, without_losers
+from camscope.measure.choosing.race import decided, enough, left_over, order, without_losers
 from camscope.measure.choosing.standing import (
     FAITHFULNESS,
     LOCALISATION,
@@ -185,4 +185,5 @@ def _chosen(standings: Sequence[Standing], known: Reference, images: int) -> Cho
     started = [one for one in standings if one.images]
     seen = max((one.images for one in left or started), default=0)
     explained = sum(one.images for one in started)
-    return Choice(left if len(left) <= 2 else [], [*left, *rest], seen, explained, images * len(started))
+    clear = len(left) <= 2 and enough(standings[0], images)
+    return Choice(left if clear else [], [*left, *rest], seen, explained, images * len(started))

@@ -1,15 +1,16 @@
 """Race: who drops out, and when more images would change nothing any more.
 
-At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group
-of images (a patient), Student's t, Holm over candidates. Before it a candidate drops out as soon as that end can be foreseen:
-with n of N seen, the t-value of the end is spread by √((N - n) / n) about the one that its mean so far would give, with
-Student's tails for what n know (predictive probability: Spiegelhalter et al. 1986, doi:10.1016/0197-2456(86)90003-6; Saville
-et al. 2014, doi:10.1177/1740774514531352).
+At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group of
+images (a patient), of eight at least, Student's t. Who leads is told by the same values, and so is one of all pairs that are
+left: step by step (Holm) there are as many comparisons as pairs. Before it a candidate drops out as soon as that end can be
+foreseen: with n of N seen, the t-value of the end is spread by √((N - n) / n) about the one that its mean so far would give,
+with Student's tails for what n know (predictive probability: Spiegelhalter et al. 1986, doi:10.1016/0197-2456(86)90003-6;
+Saville et al. 2014, doi:10.1177/1740774514531352).
 """
 
 from collections.abc import Sequence
 from importlib import import_module
-from math import sqrt
+from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -20,6 +21,7 @@ from camscope.measure.choosing.standing import Floats, Reference, Standing, qual
 
 LEVEL = 0.05
 SURE = 0.925  # of what the end will say
+FEWEST = 8  # images, or groups: fewer tell nobody from anybody
 
 
 def left_over(standings: Sequence[Standing]) -> list[Standing]:
@@ -55,11 +57,13 @@ def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:
 
 def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images: int) -> list[float]:
     """How sure it is that each of the rest will be worse than the leader once all images are seen; at the end 0 or 1."""
+    if not enough(leader, images):
+        return [0.0] * len(rest)
     seen, images = _witnesses(leader, images)
     behind = np.array([_behind(_gaps(leader, one, known)) for one in rest]) * sqrt(images)
     found, still = np.full(len(rest), 0.5), True
     for place, i in enumerate(np.argsort(-behind, kind="stable")):
-        level = 1 - LEVEL / 2 / (len(rest) - place)
+        level = 1 - LEVEL / 2 / comb(1 + len(rest) - place, 2)
         if seen >= images:  # Holm: after the first that stays all stay
             still = still and bool(behind[i] > _special().stdtrit(seen - 1, level))
             found[i] = float(still)
@@ -67,6 +71,11 @@ def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images:
             short = (NormalDist().inv_cdf(level) - behind[i]) / sqrt((images - seen) / seen)
             found[i] = 1 - _special().stdtr(seen - 1, short)
     return [float(chance) for chance in found]
+
+
+def enough(one: Standing, images: int) -> bool:
+    """Whether so many images, or the groups that they are of, can tell anybody from anybody."""
+    return _witnesses(one, images)[1] >= FEWEST
 
 
 def _gaps(leader: Standing, one: Standing, known: Reference) -> Floats:
