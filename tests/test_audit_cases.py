@@ -14,8 +14,10 @@ from camscope.audit.answers.answered import Answered
 from camscope.audit.answers.asking import gives_probabilities, pooled
 from camscope.audit.config import Config
 from camscope.audit.demonstration import phantom_audit
+from camscope.audit.stages.check import _numbered
 from camscope.audit.subject import Subject
 from camscope.audit.verifying import verified
+from camscope.batch import manifest_of
 from camscope.errors import InputError, TargetError
 from camscope.measure.evidence import Column, Files
 
@@ -86,6 +88,21 @@ def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
         audit.run({**study, "explain": {"findings": ["lesion", "clear"]}}, tmp_path / "which")
     with pytest.raises(InputError, match="evidence names 'token', which is none of the findings"):
         audit.run({**study, "data": {**study["data"], "evidence": {"token": "mask"}}}, tmp_path / "other")
+
+
+def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path):
+    for name in ("border", "the organ"):
+        regions = {**study["regions"], "columns": {name: "region_token"}}
+        with pytest.raises(InputError, match=f"regions.columns names '{name}', which is a region of its own"):
+            audit.run({**study, "regions": regions}, tmp_path / name)
+
+
+def test_ages_by_the_year_give_no_target_away(study):
+    aged = table_of(study, lambda n, row: {**row, "age": 20 + n if n % 5 else ""}, "aged.csv")
+    table = _numbered(manifest_of(aged, strict=False)).table
+    assert set(table["age"].to_pylist()) == {None, "18-39", "40-64", "65-89"}
+    few = table_of(study, lambda n, row: {**row, "age": 20 + n % 3}, "few.csv")
+    assert set(_numbered(manifest_of(few, strict=False)).table["age"].to_pylist()) == {20, 21, 22}
 
 
 def test_clinical_audits_find_their_masks_too(study, tmp_path):

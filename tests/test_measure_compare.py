@@ -130,7 +130,7 @@ def test_maps_that_are_one_throughout_are_said_to_be(found):
     names = [[found.names[key, False] for key in group] for group in found.agreement.groups]
     assert names == [["gradcam", "hirescam"]]
     assert found.correlations()[0, 1] > 0.999
-    assert found.sentences[0] == "gradcam and hirescam: the same maps here"
+    assert found.sentences[0] == "gradcam and hirescam: the same maps here, as they are displayed"
 
 
 def test_one_image_of_difference_parts_two_methods():

@@ -20,7 +20,7 @@ from camscope.errors import MissingExtraError
 from camscope.measure.choosing.standing import Floats, Reference, Standing, quality
 
 LEVEL = 0.05
-SURE = 0.925  # of what the end will say
+SURE = 0.9  # of what the end will say
 FEWEST = 8  # images, or groups: fewer tell nobody from anybody
 
 
