@@ -2,12 +2,13 @@
 
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from camscope.errors import UndefinedError
-from camscope.metrics import METRICS
+from camscope.metrics import METRICS, Metric
 
 MASK = np.zeros((48, 64), bool)
 MASK[:24, :32] = True  # a quarter
@@ -152,3 +153,17 @@ def test_its_range_and_direction_are_said(name):
     if metric.needs == "mask":
         perfect = called(name, np.where(MASK, 1.0, 0.0))
         assert perfect == {"enrichment": 4.0, "peak-distance": 0.0, "centroid-distance": 0.0}.get(name, 1.0)
+
+
+def facts(one: Metric) -> str:
+    """A metric's row in docs/metrics.md."""
+    low, high = ("" if end is None else f"{end:g}" for end in (one.low, one.high))
+    better = {True: "more", False: "less", None: "–"}[one.higher_is_better]
+    within = f"{low}..{high}" if high else f"{low} up"
+    return f"| `{one.name}` | {within} | {better} | {one.chance or '–'} | {one.paper} |"
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_page_has_what_the_registry_says(name):
+    page = (Path(__file__).resolve().parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert facts(METRICS[name]) in page.splitlines()
