@@ -1,5 +1,6 @@
 """A summary of an audit as it could be: two findings, two methods, a token that the model relies on, one stage skipped."""
 
+from camscope.audit.lines import formulas
 from camscope.audit.schema import (
     Answers,
     Bin,
@@ -139,6 +140,7 @@ def localise(findings):
     values = {("site", "A"): (0.4513, 0.0712, "different"), ("site", "B"): (0.3801, -0.0712, "different")}
     return Measured(
         images=148,
+        formulas=formulas(found),
         lines=tuple(found),
         levels=tuple(one for finding in findings for one in levels(finding, values, MARGINS["mass"])),
     )
@@ -151,7 +153,7 @@ def faithfulness(findings):
             for metric, better, add in (("lerf-morf-gap", "more", 0.0), ("deletion", "less", -0.31)):
                 values = {CAM: 0.5142 - less + add, PIXELS: 0.6118 - less + add, "edges": 0.31 + add, "random": 0.0087}
                 found += lines(metric, finding, values, better=better, fill=fill, n=48)
-    return Measured(images=48, lines=tuple(found))
+    return Measured(images=48, formulas=formulas(found), lines=tuple(found))
 
 
 def sanity():

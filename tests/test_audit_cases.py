@@ -18,7 +18,7 @@ from camscope.audit.stages.check import _numbered
 from camscope.audit.subject import Subject
 from camscope.audit.verifying import verified
 from camscope.batch import manifest_of
-from camscope.errors import InputError, TargetError
+from camscope.errors import InputError, PreprocessError, TargetError
 from camscope.measure.evidence import Column, Files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,6 +95,14 @@ def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path)
         regions = {**study["regions"], "columns": {name: "region_token"}}
         with pytest.raises(InputError, match=f"regions.columns names '{name}', which is a region of its own"):
             audit.run({**study, "regions": regions}, tmp_path / name)
+
+
+def test_a_device_that_is_not_there_and_a_window_that_is_none_are_refused_at_once(study, tmp_path):
+    with pytest.raises(InputError, match=r"model\.device = 'tpu'"):
+        audit.run({**study, "model": {**study["model"], "device": "tpu"}}, tmp_path / "device")
+    with pytest.raises(PreprocessError, match="the window is 'abc'"):
+        audit.run({**study, "data": {**study["data"], "window": "abc"}}, tmp_path / "window")
+    assert not list((tmp_path / "window").rglob("predictions.parquet"))
 
 
 def test_ages_by_the_year_give_no_target_away(study):

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 pytest.importorskip("pydantic")
 pytest.importorskip("jinja2")
@@ -147,6 +148,13 @@ def test_every_number_comes_from_the_files(whole, bare, pictures):
 def test_a_number_of_the_pages_own_is_found(bare, planted, found):
     html = bare.replace("<h3>Declared", f"{planted}<h3>Declared")
     assert unknown(html, plain(nothing()), {"known": 0.9412371}) == [found]
+
+
+def test_what_a_metric_is_stands_beside_its_numbers(whole):
+    for stage in (full().localise, full().faithfulness):
+        assert set(stage.formulas) == {one.metric for one in stage.lines}
+        for words in stage.formulas.values():
+            assert f'<small class="formula"><bdi>{escape(words)}</bdi></small>' in whole
 
 
 def test_a_template_cannot_write_a_number_by_itself(monkeypatch):

@@ -1,7 +1,7 @@
 """Lines: what metrics say of methods, finding by finding, with intervals by patient."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from camscope.audit.numbers import number
@@ -24,6 +24,11 @@ def lines(subject: Subject, measures: Measures, finding: Finding) -> list[Line]:
     """Of every metric and method, of images with a finding."""
     own = of_finding(subject, grouped(subject, measures.table()), finding, True)
     return summed_up(own, finding.name, **subject.how)
+
+
+def formulas(found: Iterable[Line]) -> dict[str, str]:
+    """What each of the metrics is, in words, with what it depends on."""
+    return {name: METRICS[name].formula for name in dict.fromkeys(one.metric for one in found)}
 
 
 def summed_up(own: "pa.Table", finding: str, *, replicates: int, seed: int) -> list[Line]:

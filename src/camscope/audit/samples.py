@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from camscope.audit.lines import lines
+from camscope.audit.lines import formulas, lines
 from camscope.audit.schema import Line, Measured
 from camscope.audit.subject import Finding, Subject
 from camscope.batch import Manifest, Run, run_batch
@@ -22,7 +22,7 @@ def measured(subject: Subject, name: str, count: int, salt: int, metrics: tuple[
         found += _measured(subject, subject.folder / name / str(finding.index), finding, rows, metrics) if rows else []
     if not images:
         return Measured(tested=False, reason="no image with a finding has an answer")
-    return Measured(images=images, lines=tuple(found))
+    return Measured(images=images, formulas=formulas(found), lines=tuple(found))
 
 
 def _measured(

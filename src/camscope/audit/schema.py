@@ -213,9 +213,10 @@ class Line(Part):
 
 
 class Measured(Stage):
-    """Metrics of some images."""
+    """Metrics of some images. `formulas`: what each of them is, with all that it depends on."""
 
     images: int = 0
+    formulas: dict[str, str] = Field(default_factory=dict)
     lines: tuple[Line, ...] = ()
     levels: tuple[Level, ...] = ()
 

@@ -142,8 +142,12 @@ class Subject:
     def model(self) -> nn.Module:
         """On its device, in eval mode."""
         known = self.config.model
-        net = load_model(known.source, weights=known.weights)
-        return net.to(torch.device(known.device))
+        try:
+            place = torch.device(known.device)
+            torch.empty(1, device=place)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise InputError(f"model.device = {known.device!r}: {str(error).partition(chr(10))[0]}") from error
+        return load_model(known.source, weights=known.weights).to(place)
 
     @cached_property
     def categories(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError
 from camscope.explainers.inputs import takes_scans
+from camscope.images.window import Window
 
 NAMED = 20  # ids that a finding names
 
@@ -69,6 +70,8 @@ def _expect(subject: Subject) -> None:
             raise InputError(
                 f"subgroups: {column!r} has {count} levels, and the report shows them all: at most {MOST} are allowed"
             )
+    if subject.config.data.window is not None:
+        Window.of(subject.config.data.window)
     masked(subject), wanted(subject), subject.evidence, subject.tools  # each raises what is wrong with it
     for finding in subject.findings:
         truth = [one for one in subject.truths(finding).values() if one is not None]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from camscope.audit.answers.subgroups import levels
-from camscope.audit.lines import grouped, lines, of_finding, values
+from camscope.audit.lines import formulas, grouped, lines, of_finding, values
 from camscope.audit.numbers import rounded
 from camscope.audit.schema import Level, Line, Measured
 from camscope.audit.subject import Finding, Subject
@@ -28,7 +28,8 @@ def localise(subject: Subject) -> Measured:
     if not any(line.value.n for line in found if line.metric == "enrichment" and not line.control):
         return Measured(tested=False, reason=f"no map has a value: {_why(subject, made)}")
     images = max(line.value.n for line in found if line.metric == "enrichment")
-    return Measured(images=images, lines=tuple(found), levels=tuple(_levels(subject, made)))
+    levels = tuple(_levels(subject, made))
+    return Measured(images=images, formulas=formulas(found), lines=tuple(found), levels=levels)
 
 
 def _why(subject: Subject, made: Sequence[tuple[Finding, Measures]]) -> str:
