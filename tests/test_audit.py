@@ -334,6 +334,7 @@ def flip(path):
 def test_an_audit_compared_with_itself_differs_in_nothing(cases):
     _, run = cases["confounded"]
     made = compared(run, run)
+    assert all(one.correlation.value == one.correlation.low == 1.0 for one in made.agreements)
     assert made.differences
     assert all(one.difference.value == 0 for one in made.differences)
     assert not any(one.significant for one in made.differences)
@@ -349,6 +350,8 @@ def test_another_checkpoint_on_the_same_images_is_told_from_the_first(cases, tmp
     assert any(one.significant for one in made.differences)
     assert any("token" in one.claim and one.second == "not supported" for one in made.changes)
     assert json.loads(made.json())["differences"]
+    assert [one.method for one in made.agreements] == ["gradcam", "integratedgradients"]
+    assert all(one.correlation.high < 0.9 and one.correlation.n == IMAGES for one in made.agreements)
     with pytest.raises(InputError, match="different manifests"):
         compared(run, cases["clean"][1])
 

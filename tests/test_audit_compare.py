@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from audit_summary import FINDINGS, full, num, verdict
 from camscope.audit import comparing
+from camscope.audit.comparing import Difference
 from camscope.audit.schema import Measured
 from camscope.audit.verdicts import verdicts
 from camscope.metrics.statistics import draws, interval_of, p_of
@@ -48,6 +49,17 @@ def test_answers_that_are_the_same_in_another_unit_differ_in_nothing(two):
     truth, first, _, patients = two
     found = comparing._gap(truth, first, 3 * first - 1, patients, seed=0)
     assert (found.mean, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def test_a_number_that_is_anothers_is_no_second_test():
+    gaps = [
+        Difference(name, "nodule", num(0.2, 0.1), num(0.5, 0.1), num(0.3, 0.1, p=0.02)) for name in ("remove", "keep")
+    ]
+    other = Difference("AUROC", "nodule", num(0.9, 0.1), num(0.8, 0.1), num(-0.1, 0.2, p=0.03))
+    lacking = Difference("insert", "nodule", num(0.2, 0.1), num(0.5, 0.1), num(0.3, 0.1))
+    assert lacking.difference.p is None
+    found = [one.difference.p for one in comparing._corrected([*gaps, other, lacking])]
+    assert found == [0.04, 0.04, 0.04, None]  # of two tests the smaller p counts twice, and no other comes before it
 
 
 # Verdicts

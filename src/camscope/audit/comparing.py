@@ -13,6 +13,7 @@ from camscope.audit.answers.performance import auroc
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
 from camscope.audit.audited import AuditRun
 from camscope.audit.numbers import number
+from camscope.audit.repeating import Agreement, agreements
 from camscope.audit.schema import Number, Verdict
 from camscope.batch.manifest import arrow
 from camscope.errors import UndefinedError
@@ -69,6 +70,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
 
     def json(self) -> str:
         """Sorted, without NaN."""
@@ -86,6 +88,14 @@ class Comparison:
                 }
                 for one in self.differences
             ],
+            "agreements": [
+                {
+                    "method": one.method,
+                    "finding": one.finding,
+                    "correlation": one.correlation.model_dump(mode="json"),
+                }
+                for one in self.agreements
+            ],
             "changes": [asdict(one) for one in self.changes],
             "notes": list(self.notes),
         }
@@ -100,10 +110,24 @@ def compared(
     notes, findings = expect_alike(one, other), one.summary.resolve.findings
     patients = _patients(one)
     made = [gap for finding in findings for gap in _of(one, other, finding, patients, seed)]
-    corrected = holm([1.0 if gap.difference.p is None else gap.difference.p for gap in made])
-    adjusted = [gap if gap.difference.p is None else _with_p(gap, p) for gap, p in zip(made, corrected, strict=True)]
-    moved = tuple(changes(one.summary.verdicts, other.summary.verdicts))
-    return Comparison((one.summary.resolve.digest, other.summary.resolve.digest), tuple(adjusted), moved, notes)
+    digests = (one.summary.resolve.digest, other.summary.resolve.digest)
+    return Comparison(
+        digests,
+        tuple(_corrected(made)),
+        tuple(changes(one.summary.verdicts, other.summary.verdicts)),
+        notes,
+        tuple(agreements(one, other, patients, seed)),
+    )
+
+
+def _corrected(made: Sequence[Difference]) -> Iterator[Difference]:
+    """By Holm over all that are not one another's: removing the organ is keeping what lies outside it, and no second test."""
+    each = {(gap.finding, gap.first, gap.second, gap.difference): gap.difference.p for gap in made}
+    known = {key: p for key, p in each.items() if p is not None}
+    corrected = dict(zip(known, holm(list(known.values())), strict=True)) if known else {}
+    for gap in made:
+        p = corrected.get((gap.finding, gap.first, gap.second, gap.difference))
+        yield gap if p is None else replace(gap, difference=gap.difference.model_copy(update={"p": p}))
 
 
 def changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[Change]:
@@ -123,10 +147,6 @@ def changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[Cha
 
 def _key(verdict: Verdict) -> tuple[str, str, str, str]:
     return verdict.question, verdict.claim, verdict.finding, verdict.subject
-
-
-def _with_p(gap: Difference, p: float) -> Difference:
-    return Difference(gap.name, gap.finding, gap.first, gap.second, gap.difference.model_copy(update={"p": p}))
 
 
 def _patients(run: AuditRun) -> dict[str, int]:

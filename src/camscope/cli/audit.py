@@ -121,6 +121,9 @@ def compare(
             style=style,
         )
     console.print(table)
+    for alike in made.agreements:
+        words = f"{alike.method}, {alike.finding}: rank correlation of both models' maps {interval(alike.correlation)}"
+        console.print(base.styled(("maps    ", "bold"), (base.shown(words), "")), soft_wrap=True)
     for change in made.changes:
         console.print(
             base.styled(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")), soft_wrap=True
