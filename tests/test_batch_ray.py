@@ -118,7 +118,7 @@ class DiesOfThePortrait(Preprocess):
 class WaitsUntilTwoHaveMet(Preprocess):
     def happens(self, image):
         (self.folder / str(os.getpid())).touch()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while len(list(self.folder.iterdir())) < 2 and time.monotonic() < until:
             time.sleep(0.01)
 

@@ -85,7 +85,7 @@ def test_a_folder_of_heatmaps_is_there_when_it_is_asked_for_again(tmp_path, caps
 
 def run_with(words, **environment):
     variables = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src"), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_ray_is_started_works_and_is_ended_without_a_word_of_its_own(tmp_path):

@@ -326,7 +326,7 @@ def test_other_threads_run_for_real_whoever_leaves_first():
         with torch.no_grad():
             for number in range(30):
                 if number % 10 == 0:
-                    rounds.wait(timeout=20)
+                    rounds.wait(timeout=120)
                 if i == 3:  # this one has no Replay
                     right = torch.equal(model(inputs[i]), expected[i])
                 else:

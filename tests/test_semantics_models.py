@@ -96,7 +96,7 @@ def test_compiled_models_are_explained_in_eager_form_and_compile_again(how):
 def test_the_last_of_several_threads_gives_compilation_back():
     model = plain()[0]
     model.compile(backend="eager")
-    step = threading.Barrier(2, timeout=10)
+    step = threading.Barrier(2, timeout=120)
 
     def leaves_first():
         with calm(survey(model), "eval"):

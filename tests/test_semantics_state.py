@@ -554,7 +554,7 @@ def test_forked_workers_of_a_data_loader_explain():
     model, x = plain()
     tool = HiResCAM(model.train(), "middle")
     expected = torch.stack([tool.attribute(x[i : i + 1], 1)[0] for i in range(2)])
-    loader = DataLoader(Explained(tool, x), batch_size=2, num_workers=1, multiprocessing_context="fork", timeout=60)
+    loader = DataLoader(Explained(tool, x), batch_size=2, num_workers=1, multiprocessing_context="fork", timeout=300)
     (found,) = list(loader)
     assert torch.equal(found, expected)
 
