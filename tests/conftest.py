@@ -2,9 +2,11 @@
 
 import gc
 import os
+import random
 import socket
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +53,25 @@ def no_network() -> Iterator[None]:
 
         patch.setattr(socket, "getaddrinfo", only_local)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seeded_module() -> None:
+    """What a file draws for all its tests is the same in every run, whatever ran before it."""
+    seed()
+
+
+@pytest.fixture(autouse=True)
+def seeded(seeded_module: None) -> None:
+    """What a test draws is the same in every run, alone or among others."""
+    seed()
+
+
+def seed() -> None:
+    """The generators that a test may use without naming one."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
