@@ -18,7 +18,7 @@ from camscope.audit.stages.check import _numbered
 from camscope.audit.subject import Subject
 from camscope.audit.verifying import verified
 from camscope.batch import manifest_of
-from camscope.errors import InputError, PreprocessError, TargetError
+from camscope.errors import InputError, LayerError, PreprocessError, TargetError
 from camscope.measure.evidence import Column, Files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,7 +102,7 @@ def test_a_device_that_is_not_there_and_a_window_that_is_none_are_refused_at_onc
         audit.run({**study, "model": {**study["model"], "device": "tpu"}}, tmp_path / "device")
     with pytest.raises(PreprocessError, match="the window is 'abc'"):
         audit.run({**study, "data": {**study["data"], "window": "abc"}}, tmp_path / "window")
-    assert not list((tmp_path / "window").rglob("predictions.parquet"))
+    assert not (tmp_path / "window").exists()
 
 
 def test_ages_by_the_year_give_no_target_away(study):
@@ -248,14 +248,25 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
     [
         ({"explain": {"findings": ["lesion", "1"]}}, InputError, "two of them are one class"),
         ({"explain": {"findings": ["7"]}}, TargetError, "class 7 is out of range: the model has 2 classes"),
+        ({"explain": {"layer": "layer9"}}, LayerError, "no layer 'layer9'"),
         ({"model": {"outputs": "sigmoid"}}, InputError, r"say labels = \{ lesion = \"label\" \}"),
+        ({"regions": {"presets": ["edges"]}}, InputError, "no region 'edges'"),
     ],
 )
-def test_what_means_nothing_is_refused_before_anything_is_computed(study, tmp_path, tables, error, words):
+def test_what_means_nothing_is_refused_before_any_image_is_read(study, tmp_path, monkeypatch, tables, error, words):
+    monkeypatch.setattr(Subject, "source", lambda subject, row: pytest.fail("an image was read"))
     config = {**study, **{name: {**study[name], **table} for name, table in tables.items()}}
     with pytest.raises(error, match=words):
         audit.run(config, tmp_path / "audit")
-    assert not (tmp_path / "audit" / "predictions.parquet").exists()
+    assert not (tmp_path / "audit").exists()
+
+
+def test_a_model_that_does_not_say_how_images_enter_it_is_refused_with_what_to_write(study, tmp_path):
+    nameless = changed_net(study, "return out", tmp_path)
+    (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text().partition("PREPROCESSING = ")[0])
+    nameless["explain"] = {"findings": ["1"], "methods": ["gradcam"], "layer": "net.layer3"}
+    with pytest.raises(PreprocessError, match=r'say preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'):
+        audit.run(nameless, tmp_path / "audit")
 
 
 def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(study, tmp_path):

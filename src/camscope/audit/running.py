@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
+from camscope.audit.askable import expect_askable
 from camscope.audit.digesting import of_images, others
 from camscope.audit.estimating import estimated
 from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
@@ -70,8 +71,10 @@ def stages(subject: Subject, told: Telling, *, overwrite: bool, foreseen: Forese
 def begin(subject: Subject, told: Telling, *, overwrite: bool) -> None:
     """The folder is this audit's: a new one, or one of the same config, data, images, weights and version.
 
-    Before any stage looks at them all images are read, and their digests noted; `told` of it as of the stage "images".
+    What cannot be asked is an error before anything is read. Then, before any stage looks at them, all images are read and
+    their digests noted; `told` of it as of the stage "images".
     """
+    expect_askable(subject)
     plan, facts = subject.folder / PLAN, provenance.identity(subject)
     some = any((subject.folder / STAGES).glob("*.json"))
     known = _read(plan) if plan.is_file() and some and not overwrite else None  # a plan alone has cost nothing

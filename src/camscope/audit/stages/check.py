@@ -4,22 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.answers.levels import AGE, MOST, band, by_the_year, in_order, missing
+from camscope.audit.answers.levels import AGE, band, by_the_year, in_order, missing
 from camscope.audit.schema import Check, Count, Found, Step
-from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
-from camscope.errors import InputError
 from camscope.explainers.inputs import takes_scans
-from camscope.images.window import Window
 
 NAMED = 20  # ids that a finding names
 
 
 def check(subject: Subject) -> Check:
     """Every image is read once; of a manifest with splits those of all splits, for patients may be in several."""
-    _expect(subject)
     data = subject.config.data
     columns = subject.whole.table.column_names
     made = inspect_images(
@@ -61,25 +57,6 @@ def _column(subject: Subject) -> str | None:
     named = subject.config.data.evidence
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
     return first if first in subject.whole.table.column_names else None
-
-
-def _expect(subject: Subject) -> None:
-    """InputError for what a later stage would only find out after an hour: names of classes, labels, regions and masks."""
-    for column in subject.config.data.subgroups:
-        if (count := len({*subject.levels(column).values()} - {None})) > MOST:
-            raise InputError(
-                f"subgroups: {column!r} has {count} levels, and the report shows them all: at most {MOST} are allowed"
-            )
-    if subject.config.data.window is not None:
-        Window.of(subject.config.data.window)
-    masked(subject), wanted(subject), subject.evidence, subject.tools  # each raises what is wrong with it
-    for finding in subject.findings:
-        truth = [one for one in subject.truths(finding).values() if one is not None]
-        if not 0 < sum(truth) < len(truth):
-            raise InputError(
-                f"of {len(truth)} labelled rows {sum(truth)} have the finding {finding.name!r}: some with it and some without "
-                f"are needed; is {subject.config.data.label or 'its column'!r} the column of labels?"
-            )
 
 
 def _numbered(manifest: Manifest) -> Manifest:
