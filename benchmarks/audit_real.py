@@ -4,6 +4,7 @@
 
 DATA holds `models.py`, `chest_xray` and `blood_cells` with COCO-like `annotations.json`. Prints where the maps lie: the share of
 the chest network's maps on the radiologists' opacities beside the opacities' share of the image, and the same for white cells.
+Every estimate is kept in benchmarks/results/audit_real.json: numbers only.
 """
 
 import argparse
@@ -15,7 +16,9 @@ from typing import Any
 
 from camscope import audit
 from camscope.audit import AuditRun
+from camscope.audit.schema import Number
 
+RESULTS = Path(__file__).parent / "results" / "audit_real.json"
 SETTINGS = {"integratedgradients": {"steps": 8}}
 SMALL = {"faithfulness": 16, "robustness": 12, "sanity": 12, "gallery": 12}  # enough patients for a word
 CATEGORIES = {
@@ -128,6 +131,27 @@ def told(name: str, run: AuditRun) -> None:
     print(f"  {run.report}")
 
 
+def numbers(run: AuditRun) -> dict[str, Any]:
+    """Every estimate with its interval, and the words of the verdicts."""
+    found, stages = run.summary, ("localise", "faithfulness", "robustness")
+    return {
+        "auroc": [_ends(one.auroc) for one in found.predict.findings],
+        **{
+            name: {
+                " · ".join(filter(None, (one.metric, one.method, one.fill))): _ends(one.value)
+                for one in getattr(found, name).lines
+            }
+            for name in stages
+        },
+        "masses": {f"{one.region} · {one.method}": _ends(one.share) for one in found.shortcut.masses},
+        "verdicts": {one.claim: one.word for one in run.verdicts},
+    }
+
+
+def _ends(one: Number) -> list[float | int | None]:
+    return [one.value, one.low, one.high, one.n]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Both audits, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit_real", description=__doc__)
@@ -135,10 +159,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("audit-real"), help="where the audits go")
     parser.add_argument("--only", choices=("chest", "blood"), help="one of the two")
     chosen = parser.parse_args(arguments)
+    kept = json.loads(RESULTS.read_bytes()) if RESULTS.is_file() else {}
     for name, made in (("chest", chest), ("blood", blood)):
         if chosen.only in (None, name):
-            config = made(chosen.data.resolve(), chosen.output)
-            told(name, audit.run(config, chosen.output / name, told=_progress))
+            run = audit.run(made(chosen.data.resolve(), chosen.output), chosen.output / name, told=_progress)
+            told(name, run)
+            kept[name] = numbers(run)
+    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _progress(stage: str, done: int, total: int) -> None:

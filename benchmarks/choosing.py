@@ -2,16 +2,19 @@
 
 Every candidate judges every image once; then races in other orders of the images are run on the values that are known, each
 beside a run in the same order in which nobody drops out before the end.
+--drawn                    candidates whose values are drawn: alike, and not
 --photographs resnet18     photographs with boxes and a trained model, where a folder beside the project has them; else phantoms
 --kept FILE.npz            the values stay there, block by block, and a second start goes on
 """
 
 import argparse
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
 from camscope.batch import manifest_of
 from camscope.explainers import Explainer
+from camscope.measure.choosing import choose as choosing
 from camscope.measure.choosing.candidates import candidates
 from camscope.measure.choosing.choose import Choice, choose
 from camscope.measure.choosing.judging import judged
@@ -95,10 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.choosing", description=__doc__)
     parser.add_argument("--images", type=int, default=96)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--drawn", action="store_true")
     parser.add_argument("--photographs", metavar="MODEL")
     parser.add_argument("--kept", type=Path)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    if options.drawn:
+        for candidates_of, spread in ((2, 0.0), (3, 0.0), (6, 0.0), (24, 0.0), (24, 0.7)):
+            tell_drawn(candidates_of, spread, options.images, options.seeds)
+        return
     name = options.photographs
     model, pool, region = photographs(name, options.images) if name else phantoms(options.images)
     tools = candidates(model, pool[0].item.x[None])
@@ -134,6 +143,49 @@ def told(tools: Sequence[Explainer], pool: Sequence[Sample], judge: Remembering,
     print(
         f"  {share:.2f} of the maps; in {seeds} orders the same recommendation in {same:.0%}, the same leader in {leader:.0%}, "
         f"the same who cannot be told apart in {alike:.0%}"
+    )
+
+
+def drawn(count: int, spread: float, images: int, seeds: int) -> Iterator[tuple[Choice, Choice]]:
+    """Races of candidates whose values are normal, their means `spread` of an image's standard deviation apart.
+
+    Each beside one in which nobody drops out before the end.
+    """
+    nothing: Any = None  # nobody looks at them
+    pool = [Sample(nothing) for _ in range(images)]
+    tools: Any = [SimpleNamespace(title=str(n), layer=None) for n in range(count)]
+    places = {id(one): n for n, one in enumerate(pool)}
+    for seed in range(seeds):
+        random = np.random.default_rng(seed)
+        values = random.normal(random.normal(0, spread, (count, 1)), 1, (count, images))
+
+        def judge(racing: Sequence[Standing], samples: Sequence[Sample], values: Any = values) -> None:
+            for one in racing:
+                one.values[FAITHFULNESS] += [values[int(one.title), places[id(each)]] for each in samples]
+                one.values[ROBUSTNESS] += [1.0] * len(samples)
+                one.images += len(samples)
+
+        with patch.object(choosing, "shows_the_image", lambda *about: ""):
+            whole, race = (
+                choose(tools, pool, region=1, seed=seed, judge=judge, exhaustive=kind) for kind in (True, False)
+            )
+        yield whole, race
+
+
+def tell_drawn(count: int, spread: float, images: int, seeds: int) -> None:
+    """How often somebody is out, somebody wins, and both say the same."""
+    found = []
+    for whole, race in drawn(count, spread, images, seeds):
+        best = [{one.title for one in each.best} for each in (whole, race)]
+        out = [len(each.alike) < count for each in (race, whole)]
+        won = [bool(each.best) for each in (race, whole)]
+        found.append((race.explained / race.exhaustive, *out, *won, best[0] == best[1]))
+    share, *rest = np.mean(found, 0)
+    out_, all_out, won_, all_won, same = (f"{one:.0%}" for one in rest)
+    print(
+        f"{count} candidates, spread {spread:g}: {share:.2f} of the maps; somebody is out in {out_} of the races (of all images "
+        f"{all_out}), one or two win in {won_} ({all_won}); the same recommendation in {same}",
+        flush=True,
     )
 
 

@@ -265,7 +265,9 @@ def test_a_model_that_does_not_say_how_images_enter_it_is_refused_with_what_to_w
     nameless = changed_net(study, "return out", tmp_path)
     (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text().partition("PREPROCESSING = ")[0])
     nameless["explain"] = {"findings": ["1"], "methods": ["gradcam"], "layer": "net.layer3"}
-    with pytest.raises(PreprocessError, match=r'say preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'):
+    with pytest.raises(
+        PreprocessError, match=r'say preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'
+    ):
         audit.run(nameless, tmp_path / "audit")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
-import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 leaderboard, board, prices = (

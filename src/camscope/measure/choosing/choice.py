@@ -44,7 +44,10 @@ def read(path: str | Path) -> Chosen:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a choice that camscope choose --save wrote: it is no TOML") from error
     method, layer, model = (plain.get(name) for name in ("method", "layer", "model"))
-    if method not in METHODS or not isinstance(layer, str | None) or not isinstance(model, str):
+    if (
+        not (isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str))
+        or method not in METHODS
+    ):
         raise InputError(
             f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
             "one, and the digest of a model, each as text"

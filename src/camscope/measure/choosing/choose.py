@@ -15,7 +15,7 @@ import numpy as np
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import Explainer
 from camscope.measure.choosing.judging import home_of, judged
-from camscope.measure.choosing.race import decided, enough, left_over, order, without_losers
+from camscope.measure.choosing.race import FEWEST, decided, left_over, order, without_losers, witnesses
 from camscope.measure.choosing.standing import (
     FAITHFULNESS,
     LOCALISATION,
@@ -40,6 +40,7 @@ class Choice:
     """`best`: one, or two that cannot be told apart; empty where there is no clear winner. `standings`: all, the best first.
 
     `images`: that the leader saw; `explained`: maps judged in all, and `exhaustive` those of a race in which nobody drops out.
+    `witnesses`: images, or groups of them, that there were to tell candidates apart by.
     """
 
     best: list[Standing]
@@ -47,6 +48,7 @@ class Choice:
     images: int
     explained: int
     exhaustive: int
+    witnesses: int
 
     @property
     def alike(self) -> list[Standing]:
@@ -64,12 +66,12 @@ class Choice:
         if not self.alike:
             return "none: the maps of no candidate depend on what the model learnt and hold still"
         if not self.best:
-            alike, cheap = self.alike, self.cheapest
-            names = ", ".join(one.title for one in alike)
-            return (
-                f"no clear winner after {self.images} images: {len(alike)} candidates are alike ({names}); the cheapest of "
-                f"them is {cheap.title}, {cheap.price:.3f} s an image"
-            )
+            names, cheap = ", ".join(one.title for one in self.alike), self.cheapest
+            if self.witnesses < FEWEST:
+                found = f"{self.witnesses} images, or groups of them, tell nobody from anybody: {FEWEST} are needed ({names})"
+            else:
+                found = f"no clear winner after {self.images} images: {len(self.alike)} candidates are alike ({names})"
+            return f"{found}; the cheapest of them is {cheap.title}, {cheap.price:.3f} s an image"
         said = []
         for one in self.best:
             gap = one.estimate(FAITHFULNESS)
@@ -185,5 +187,6 @@ def _chosen(standings: Sequence[Standing], known: Reference, images: int) -> Cho
     started = [one for one in standings if one.images]
     seen = max((one.images for one in left or started), default=0)
     explained = sum(one.images for one in started)
-    clear = len(left) <= 2 and enough(standings[0], images)
-    return Choice(left if clear else [], [*left, *rest], seen, explained, images * len(started))
+    independent = witnesses(standings[0], images)[1]
+    clear = len(left) == 1 or (len(left) == 2 and independent >= FEWEST)
+    return Choice(left if clear else [], [*left, *rest], seen, explained, images * len(started), independent)

@@ -3,9 +3,10 @@
 At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group of
 images (a patient), of eight at least, Student's t. Who leads is told by the same values, and so is one of all pairs that are
 left: step by step (Holm) there are as many comparisons as pairs. Before it a candidate drops out as soon as that end can be
-foreseen: with n of N seen, the t-value of the end is spread by √((N - n) / n) about the one that its mean so far would give,
-with Student's tails for what n know (predictive probability: Spiegelhalter et al. 1986, doi:10.1016/0197-2456(86)90003-6;
-Saville et al. 2014, doi:10.1177/1740774514531352).
+foreseen: a gap so far is luck in part, and the more the less those who are as good or better differ beyond chance (empirical
+Bayes: Efron and Morris 1973, doi:10.1080/01621459.1973.10481350); what is left of it goes on, with Student's tails for what the
+images so far know (predictive probability: Spiegelhalter et al. 1986, doi:10.1016/0197-2456(86)90003-6; Saville et al. 2014,
+doi:10.1177/1740774514531352).
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from camscope.measure.choosing.standing import Floats, Reference, Standing, qual
 
 LEVEL = 0.05
 SURE = 0.9  # of what the end will say
-FEWEST = 8  # images, or groups: fewer tell nobody from anybody
+FEWEST = 8  # images, or groups: fewer tell nobody from anybody, and foresee nothing
+FORESEEN = 16  # and before so many the race is not over
 
 
 def left_over(standings: Sequence[Standing]) -> list[Standing]:
@@ -41,10 +43,12 @@ def without_losers(racing: Sequence[Standing], known: Reference, images: int) ->
     if len(racing) < 2:
         return
     leader, *rest = order(racing, known)
-    for one, chance in zip(rest, losing(leader, rest, known, images), strict=True):
-        if chance >= SURE:
-            gap = _gaps(leader, one, known).mean()
-            one.out = f"behind {leader.title} by {gap:.2f} of quality after {one.images} images"
+    lost = [one for one, chance in zip(rest, losing(leader, rest, known, images), strict=True) if chance >= SURE]
+    if len(racing) - len(lost) <= 2 and not late(leader, images):
+        return
+    for one in lost:
+        gap = _gaps(leader, one, known).mean()
+        one.out = f"behind {leader.title} by {gap:.2f} of quality after {one.images} images"
 
 
 def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:
@@ -52,30 +56,62 @@ def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:
     if len(racing) < 2:
         return True
     leader, *rest = order(racing, known)
+    if not late(leader, images) or not all(map(len, known.values())):  # of a criterion no image had a value yet
+        return False
     return all(chance <= 1 - SURE for chance in losing(leader, rest, known, images))
 
 
 def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images: int) -> list[float]:
-    """How sure it is that each of the rest will be worse than the leader once all images are seen; at the end 0 or 1."""
+    """How sure it is that each of the rest, the best first, will be worse than the leader once all images are seen.
+
+    At the end 0 or 1.
+    """
     if not enough(leader, images):
         return [0.0] * len(rest)
-    seen, images = _witnesses(leader, images)
-    behind = np.array([_behind(_gaps(leader, one, known)) for one in rest]) * sqrt(images)
-    found, still = np.full(len(rest), 0.5), True
+    seen, images = witnesses(leader, images)
+    gaps = np.array([_gaps(leader, one, known) for one in rest])
+    behind, found = np.array([_behind(each) for each in gaps]) * sqrt(images), [0.5] * len(rest)
+    if seen < FEWEST:
+        return found
+    to_come, real, still = images - seen, _real(gaps), True
     for place, i in enumerate(np.argsort(-behind, kind="stable")):
         level = 1 - LEVEL / 2 / comb(1 + len(rest) - place, 2)
-        if seen >= images:  # Holm: after the first that stays all stay
+        if not to_come:  # Holm: after the first that stays all stay
             still = still and bool(behind[i] > _special().stdtrit(seen - 1, level))
             found[i] = float(still)
-        elif seen > 1:
-            short = (NormalDist().inv_cdf(level) - behind[i]) / sqrt((images - seen) / seen)
-            found[i] = 1 - _special().stdtr(seen - 1, short)
-    return [float(chance) for chance in found]
+        else:
+            expected = behind[i] * (seen + to_come * real[i]) / images
+            spread = to_come * sqrt((real[i] / seen + 1 / to_come) / images)
+            short = (NormalDist().inv_cdf(level) - expected) / spread
+            found[i] = float(1 - _special().stdtr(seen - 1, short))
+    return found
+
+
+def _real(gaps: Floats) -> Floats:
+    """(rest, images), the best first -> (rest,): the share of each mean gap that is not luck.
+
+    Estimated from how far apart the means of those who are as good or better are, beside how far luck alone would bring them.
+    """
+    shares = []
+    for n, own in enumerate(gaps, start=1):
+        better = np.vstack([np.zeros_like(own), gaps[:n]])  # the leader's gap to itself
+        means = better.mean(1)
+        noise = better - better.mean(0) - means[:, None] + means.mean()
+        luck = (noise**2).sum() / (n * (len(own) - 1) * len(own))
+        apart = max(0.0, means.var(ddof=1) - luck)
+        shares.append(2 * apart / (2 * apart + own.var(ddof=1) / len(own)) if apart else 0.0)
+    return np.array(shares, np.float64)
 
 
 def enough(one: Standing, images: int) -> bool:
     """Whether so many images, or the groups that they are of, can tell anybody from anybody."""
-    return _witnesses(one, images)[1] >= FEWEST
+    return witnesses(one, images)[1] >= FEWEST
+
+
+def late(leader: Standing, images: int) -> bool:
+    """Whether so many were seen that one may foresee how the race ends."""
+    seen, there = witnesses(leader, images)
+    return seen >= min(FORESEEN, there)
 
 
 def _gaps(leader: Standing, one: Standing, known: Reference) -> Floats:
@@ -89,7 +125,7 @@ def _gaps(leader: Standing, one: Standing, known: Reference) -> Floats:
     return np.asarray(np.bincount(places, weights=gaps) / np.bincount(places), np.float64)
 
 
-def _witnesses(leader: Standing, images: int) -> tuple[int, int]:
+def witnesses(leader: Standing, images: int) -> tuple[int, int]:
     """How many independent ones were seen, and how many there are."""
     if leader.groups is None:
         return leader.images, images
