@@ -141,6 +141,22 @@ def test_explain_says_and_writes_the_answer(here):
         assert words in result.stdout
 
 
+def test_explain_says_which_net_answers_where_nobody_named_one(here):
+    said = "note: model: phantom, the bundled net of drawn radiographs; name yours with --model"
+    assert said in run("explain", "nodule.png").stderr.splitlines()
+    assert "note: model" not in run("explain", "nodule.png", "--model", "phantom", "-o", "named").stderr
+    assert said in run("compare", "nodule.png", "--methods", "gradcam").stderr.splitlines()
+
+
+def test_explain_says_what_is_odd_about_a_file(here):
+    picture = Image.open("nodule.png")
+    picture.save("moving.gif", save_all=True, append_images=[picture.rotate(90)])
+    picture.save("named.jpg", format="PNG")
+    found = run("explain", "moving.gif", "named.jpg").stdout
+    assert "note: an animation or a stack: of 2 frames the first was read" in found
+    assert "note: the file is called .jpg and is a PNG" in found
+
+
 def test_the_hottest_pixel_that_is_written_lies_in_the_finding(here):
     mask = draw(7, "nodule").mask
     run("explain", "nodule.png", "-t", "nodule", "-o", "x.png", "--alpha", "1")
@@ -349,6 +365,13 @@ def test_wrong_use_of_the_rest(here):
 def test_a_missing_extra_says_what_to_install(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert_refused("explain", "nodule.png", "--model", "timm:resnet18", code=2, saying='pip install "camscope[hub]"')
+
+
+@pytest.mark.parametrize(("kind", "package"), [("nifti", "nibabel"), ("sc", "highdicom"), ("pmap", "pydicom")])
+def test_what_an_export_needs_is_there_before_anything_is_drawn(here, monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ("--export", kind, "--profile", "clinical", "-o", "out")
+    assert_refused("explain", "nodule.png", *words, code=2, saying=f"{package} is not installed; run: pip install")
 
 
 def _bad(name):

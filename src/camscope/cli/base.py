@@ -188,6 +188,11 @@ def note(message: str) -> None:
     err().print(f"note: {shown(message)}", style="dim", soft_wrap=True)
 
 
+def failed_rows(folder: str) -> str:
+    """The command that lists the rows of a run without a map."""
+    return f"camscope show {folder} --where \"status = 'failed'\""
+
+
 def styled(*parts: tuple[str, str]) -> "Text":
     """Texts with their styles, one after the other."""
     from rich.text import Text
@@ -209,6 +214,12 @@ def is_given(context: typer.Context, option: str) -> bool:
     """Whether somebody said what an option is, even where that is its default."""
     source = context.get_parameter_source(option)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def tell_model(context: typer.Context) -> None:
+    """Say which net answers where nobody named one."""
+    if not is_given(context, "model") and not is_given(context, "weights"):
+        note("model: phantom, the bundled net of drawn radiographs; name yours with --model")
 
 
 def methods_of(names: str) -> "dict[str, type[Explainer]]":

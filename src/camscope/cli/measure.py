@@ -22,6 +22,7 @@ ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model
 
 
 def run(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -86,7 +87,7 @@ def run(
 ) -> None:
     """Judge maps by where the evidence is, by what they are like, and with --model by what the model says.
 
-    The maps are those of a run, or are made first. Start it again, and it goes on.
+    The maps are those of a run, or are made first. Start it again, and it goes on; a figure that is there stays: name another.
     """
     from camscope.batch import Run
     from camscope.measure import measure
@@ -97,6 +98,8 @@ def run(
         source, model, weights, methods, layers, asking.questions(target, None), preprocess, root,
         masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite,
     )  # fmt: skip
+    if mapping.is_images(source):
+        base.tell_model(context)
     with mapping.resumable(output):
         made, net, outcome = wanted.mapped(output)
         with bars.bar("measuring", 1, base.out()) as bar:

@@ -118,17 +118,20 @@ class Destination:
 class ExistsError(OutputError):
     """A file that would be replaced, and was not asked to be."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} exists; pass --overwrite, or another -o")
+    def __init__(self, path: Path, option: str = "-o") -> None:
+        super().__init__(f"{path} exists; pass --overwrite, or another {option}")
         self.path = path
 
 
-def check_free(path: Path, overwrite: bool, image: Path | None = None) -> None:
-    """Raise ExistsError if writing to `path` would replace a file; OutputError if the image itself, even with `overwrite`."""
+def check_free(path: Path, overwrite: bool, image: Path | None = None, option: str = "-o") -> None:
+    """Raise ExistsError if writing to `path` would replace a file; OutputError if the image itself, even with `overwrite`.
+
+    `option`: by which the file is named.
+    """
     if image is not None and path.exists() and image.exists() and path.samefile(image):
         raise OutputError(f"{path} is the image itself; pass another -o")
     if os.path.lexists(path) and not overwrite:
-        raise ExistsError(path)
+        raise ExistsError(path, option)
 
 
 def check_there(image: Path, shown: str | None = None) -> None:

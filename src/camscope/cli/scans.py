@@ -63,6 +63,14 @@ class Scans:
                 param_hint="'--export'",
             )
 
+    def expect_packages(self) -> None:
+        """MissingExtraError where one of what is exported is not there, before anything is drawn."""
+        if self.exports:
+            from camscope.medical.export import expect_packages
+
+            for kind in self.exports:
+                expect_packages(kind)
+
     def meant(self, path: Path) -> bool:
         """Whether a path is read as a scan."""
         from camscope.images.scans import is_scan
