@@ -37,7 +37,8 @@ def test_a_folder_and_the_same_command_again(images):
     assert (again.exit_code, again.stdout) == (0, "maps    3 images, 3 of 3 were done before: out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
-    assert "out holds another run (methods.layercam" in other.stderr
+    said = "out holds another run (methods: gradcam, layercam there, gradcam here); pass --overwrite, or another folder"
+    assert said in other.stderr
     assert batch("images", "-o", "out", "--overwrite").exit_code == 0
 
 

@@ -148,7 +148,7 @@ class Scans:
             return f"{type(error).__name__}: {error.strerror}"
         kind = "" if isinstance(error, CamscopeError) else f"{type(error).__name__}: "
         words = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", called, unquoted(error).replace(str(path), called))
-        return kind + base.shown(words)[: base.LONGEST]
+        return kind + base.in_options(base.shown(words))[: base.LONGEST]
 
     def files(self, stem: Path, tails: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""
