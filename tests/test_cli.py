@@ -321,7 +321,14 @@ def test_the_examples_in_the_helps_work(here):
         (["--model", "nosuchnet"], "no model 'nosuchnet'"),
         (["--model", "model.py:nothing"], "no function 'nothing'"),
         (["--model", "model.py:broken"], "KeyError"),
-        (["--model", "model.py:plain"], "no preprocessing is known"),
+        (
+            ["--model", "model.py:plain"],
+            "known for nodule.png: pass --preprocess imagenet, or say it in the model's file: PRE",
+        ),
+        (
+            ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],
+            "in the model's file: CATEGORIES; or",
+        ),
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),
         (["--preprocess", "imagnet"], "imagnet"),
@@ -340,6 +347,8 @@ def test_the_examples_in_the_helps_work(here):
         (["--classes", "1", "--target", "1"], "not both"),
         (["-o", "x.bmp"], "cannot write .bmp"),
         (["-o", "model.py/"], "is a file"),
+        (["-o", "model.py/maps/today"], "model.py is a file, not a folder"),
+        (["-o", "model.py/map.png"], "model.py is a file, not a folder"),
         (["-o", "x.npz", "--classes", "0,1"], "holds one map"),
         (["-o", "x.png", "--format", "npz"], "says the format already"),
         (["-o", "x.png", "model.py"], "one file for 2 images"),
@@ -356,6 +365,11 @@ def test_wrong_use_of_the_rest(here):
     assert_refused("nosuch", code=2, saying="No such command 'nosuch'")
     assert_refused("explain", code=2, saying="Missing argument")
     assert_refused("layers", "nosuchnet", code=2, saying="nearest names")
+    missing = assert_refused("explain", "nodule.png", "--model", "nope.py:net", code=2, saying="no file nope.py")
+    assert "executed" not in missing.stderr
+    assert_refused(
+        "compare", "nodule.png", "-o", "model.py/figure.png", code=2, saying="model.py is a file, not a folder"
+    )
     assert_refused("layers", "--size", "big", code=2, saying="expected N or HxW")
     assert_refused("demo", "--count", "2", code=2, saying="--count")
     Path("empty").mkdir()

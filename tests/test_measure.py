@@ -267,6 +267,9 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     monkeypatch.setattr("camscope.measure.measure", None)  # nothing is measured before
     again = CliRunner().invoke(app, [*words, "--figure", "f.png"])
     assert (again.exit_code, again.stderr) == (1, "error: f.png exists; pass --overwrite, or another --figure\n")
+    inside = CliRunner().invoke(app, [*words, "--figure", "f.png/g.png"])
+    assert inside.exit_code == 2
+    assert "'--figure': f.png is a file, not a folder" in inside.stderr
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     without = CliRunner().invoke(app, [*words, "--figure", "g.png"])
     assert without.exit_code == 2

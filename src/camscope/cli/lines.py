@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from camscope.cli import base
-from camscope.cli.paths import check_free
+from camscope.cli.paths import check_free, expect_folder
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,6 +57,7 @@ def figure_file(given: str | Path, overwrite: bool) -> Path:
     file = Path(given)
     if file.suffix.lower() not in FORMATS:
         raise typer.BadParameter(f"{file}; expected a file of {', '.join(FORMATS)}", param_hint="'--figure'")
+    expect_folder(file.parent, "--figure")
     check_free(file, overwrite, option="--figure")
     figures_of_matplotlib()
     return file

@@ -1,5 +1,6 @@
 """`camscope measure`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -163,7 +164,8 @@ def _table(own: "list[Line]") -> "Table":
         "method", "mean [95 %]>", *(["over the best control>", "p>"] if any(over) else []), "n>", "undefined>"
     )
     for line, gap in zip(own, over, strict=True):
-        gained = "" if gap is None else f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+        interval = "" if gap is None or isnan(gap.low) else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
+        gained = "" if gap is None else f"{gap.mean:+.3f}{interval}"
         cells = [str(line.estimate or "–"), *([gained, lines.chance(gap)] if any(over) else [])]
         style = "dim" if line.control else "bold" if gap is not None and line.beats_control else ""
         title = Text(base.shown(line.title) + (" (control)" if line.control else ""), style)

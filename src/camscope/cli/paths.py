@@ -86,12 +86,12 @@ class Destination:
         if path.suffix.lower()[1:] in FORMATS and not path.is_dir() and not given.endswith(("/", os.sep)):
             if formats is not None:
                 raise typer.BadParameter(f"-o {given} says the format already", param_hint="'--format'")
+            expect_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file of {', '.join(FORMATS)}"
             raise typer.BadParameter(f"cannot write {path.suffix}: {expected}", param_hint="'--output'")
-        if path.exists() and not path.is_dir():
-            raise typer.BadParameter(f"{given} is a file, not a folder", param_hint="'--output'")
+        expect_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [one for one in chosen if one not in FORMATS]):
             came = ", ".join(unknown) if chosen else "nothing"
@@ -150,8 +150,16 @@ def picture_file(
     file = Path(folder, f"{stem_of(1, image, called)}{tail}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in PICTURES:
         raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
+    expect_folder(file.parent)
     check_free(file, overwrite, image)
     return file
+
+
+def expect_folder(path: Path, option: str = "--output") -> None:
+    """typer.BadParameter where a file has its name, or that of a folder that it is in."""
+    for one in (path, *path.parents):
+        if one.exists() and not one.is_dir():
+            raise typer.BadParameter(f"{one} is a file, not a folder", param_hint=f"'{option}'")
 
 
 def _with(stem: Path, tail: str) -> Path:
