@@ -492,7 +492,7 @@ def test_bad_files_of_eight_kinds_are_each_told_why(folder, model, tmp_path, mon
     notes = {os.path.basename(row["path"]): row["notes"] for row in Run(tmp_path / "out").table().to_pylist()}  # noqa: PTH119
     assert notes["wrong.jpg"][-1] == "the file is called .jpg and is a PNG"
     assert notes["moving.gif"][-1] == "an animation or a stack: of 2 frames the first was read"
-    assert notes["0.png"] == ["layer 'layer4' was chosen"]
+    assert notes["0.png"] == []
     for name, reason in {
         "truncated.jpg": "it is damaged",
         "nothing.png": "the file is empty",

@@ -141,6 +141,22 @@ def test_explain_says_and_writes_the_answer(here):
         assert words in result.stdout
 
 
+def test_explain_says_which_net_answers_where_nobody_named_one(here):
+    said = "note: model: phantom, the bundled net of drawn radiographs; name yours with --model"
+    assert said in run("explain", "nodule.png").stderr.splitlines()
+    assert "note: model" not in run("explain", "nodule.png", "--model", "phantom", "-o", "named").stderr
+    assert said in run("compare", "nodule.png", "--methods", "gradcam").stderr.splitlines()
+
+
+def test_explain_says_what_is_odd_about_a_file(here):
+    picture = Image.open("nodule.png")
+    picture.save("moving.gif", save_all=True, append_images=[picture.rotate(90)])
+    picture.save("named.jpg", format="PNG")
+    found = run("explain", "moving.gif", "named.jpg").stdout
+    assert "note: an animation or a stack: of 2 frames the first was read" in found
+    assert "note: the file is called .jpg and is a PNG" in found
+
+
 def test_the_hottest_pixel_that_is_written_lies_in_the_finding(here):
     mask = draw(7, "nodule").mask
     run("explain", "nodule.png", "-t", "nodule", "-o", "x.png", "--alpha", "1")
@@ -305,7 +321,14 @@ def test_the_examples_in_the_helps_work(here):
         (["--model", "nosuchnet"], "no model 'nosuchnet'"),
         (["--model", "model.py:nothing"], "no function 'nothing'"),
         (["--model", "model.py:broken"], "KeyError"),
-        (["--model", "model.py:plain"], "no preprocessing is known"),
+        (
+            ["--model", "model.py:plain"],
+            "known for nodule.png: pass --preprocess imagenet, or say it in the model's file: PRE",
+        ),
+        (
+            ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],
+            "in the model's file: CATEGORIES; or",
+        ),
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),
         (["--preprocess", "imagnet"], "imagnet"),
@@ -324,6 +347,8 @@ def test_the_examples_in_the_helps_work(here):
         (["--classes", "1", "--target", "1"], "not both"),
         (["-o", "x.bmp"], "cannot write .bmp"),
         (["-o", "model.py/"], "is a file"),
+        (["-o", "model.py/maps/today"], "model.py is a file, not a folder"),
+        (["-o", "model.py/map.png"], "model.py is a file, not a folder"),
         (["-o", "x.npz", "--classes", "0,1"], "holds one map"),
         (["-o", "x.png", "--format", "npz"], "says the format already"),
         (["-o", "x.png", "model.py"], "one file for 2 images"),
@@ -340,6 +365,11 @@ def test_wrong_use_of_the_rest(here):
     assert_refused("nosuch", code=2, saying="No such command 'nosuch'")
     assert_refused("explain", code=2, saying="Missing argument")
     assert_refused("layers", "nosuchnet", code=2, saying="nearest names")
+    missing = assert_refused("explain", "nodule.png", "--model", "nope.py:net", code=2, saying="no file nope.py")
+    assert "executed" not in missing.stderr
+    assert_refused(
+        "compare", "nodule.png", "-o", "model.py/figure.png", code=2, saying="model.py is a file, not a folder"
+    )
     assert_refused("layers", "--size", "big", code=2, saying="expected N or HxW")
     assert_refused("demo", "--count", "2", code=2, saying="--count")
     Path("empty").mkdir()
@@ -349,6 +379,13 @@ def test_wrong_use_of_the_rest(here):
 def test_a_missing_extra_says_what_to_install(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert_refused("explain", "nodule.png", "--model", "timm:resnet18", code=2, saying='pip install "camscope[hub]"')
+
+
+@pytest.mark.parametrize(("kind", "package"), [("nifti", "nibabel"), ("sc", "highdicom"), ("pmap", "pydicom")])
+def test_what_an_export_needs_is_there_before_anything_is_drawn(here, monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ("--export", kind, "--profile", "clinical", "-o", "out")
+    assert_refused("explain", "nodule.png", *words, code=2, saying=f"{package} is not installed; run: pip install")
 
 
 def _bad(name):

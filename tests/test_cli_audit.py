@@ -97,13 +97,29 @@ def test_two_are_compared(made, tmp_path):
         (("run", "nowhere.toml"), 2, "there is no such file; camscope audit init writes one"),
         (("verify", "nowhere"), 2, "no finished audit is here"),
         (("compare", "nowhere", "nowhere"), 2, "no audit is here"),
-        (("init", "nowhere.csv", "--model", "phantom"), 2, "there is no such manifest"),
+        (("init", "nowhere.csv", "--model", "phantom"), 2, "nowhere.csv: there is no such manifest"),
     ],
 )
 def test_what_is_not_there_is_one_line(args, code, words):
     told = asked(*args)
     assert told.exit_code == code
     assert words in " ".join(told.output.split())
+
+
+def test_a_file_where_a_folder_is_named_is_one_line(tmp_path):
+    (tmp_path / "some.csv").write_text("path,label\na.png,nodule\nb.png,clear\n")
+    told = asked(
+        "init", str(tmp_path / "some.csv"), "--model", "phantom", "-o", str(tmp_path / "some.csv" / "audit.toml")
+    )
+    assert told.exit_code == 1
+    assert "some.csv is a file, not a folder; choose another place" in " ".join(told.output.split())
+
+
+def test_columns_that_nobody_wrote_are_not_listed(tmp_path):
+    (tmp_path / "some.csv").write_text("path,colour\na.png,red\nb.png,blue\n")
+    told = asked("init", str(tmp_path / "some.csv"), "--model", "phantom", "-o", str(tmp_path / "audit.toml"))
+    assert told.exit_code == 2
+    assert "among path, colour, and none of 0 and 1" in " ".join(told.output.split())
 
 
 def test_help_has_examples():

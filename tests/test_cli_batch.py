@@ -1,6 +1,7 @@
 """`camscope batch`: what is said of a run, and how it ends."""
 
 import io
+import shlex
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,7 +37,8 @@ def test_a_folder_and_the_same_command_again(images):
     assert (again.exit_code, again.stdout) == (0, "maps    3 images, 3 of 3 were done before: out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
-    assert "out holds another run (methods.layercam" in other.stderr
+    said = "out holds another run (methods: gradcam, layercam there, gradcam here); pass --overwrite, or another folder"
+    assert said in other.stderr
     assert batch("images", "-o", "out", "--overwrite").exit_code == 0
 
 
@@ -46,10 +48,24 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     assert result.exit_code == 1
     assert result.stdout == "maps    2 images: out\n"
     assert "the file is empty" in result.stderr
+    (told,) = [line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("note: to see which")]
+    assert told == "to see which: camscope show out --where \"status = 'failed'\"", "as a terminal takes it"
+    assert CliRunner().invoke(app, shlex.split(told.partition("camscope ")[2])).exit_code == 0
+    assert "images/1.png" in (images.parent / "page.html").read_text()
     again = batch("images", "-o", "out")
     assert (again.exit_code, again.stdout) == (1, "maps    2 images, 3 of 3 were done before: out\n")
     assert "the file is empty" in again.stderr
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
+
+
+def test_an_interrupted_run_says_how_to_go_on(images, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("camscope.batch.run_batch", interrupted)
+    result = batch("images", "-o", "out")
+    assert result.exit_code == 130
+    assert "interrupted; what is done is in out: start the same command again, and it goes on" in result.stderr
 
 
 @pytest.mark.parametrize(

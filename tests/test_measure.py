@@ -1,6 +1,7 @@
 """Measuring a run: where its evidence is, values in long form, and the statements that follow from them."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -263,6 +264,18 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     assert "gradcam · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("camscope.measure.measure", None)  # nothing is measured before
+    again = CliRunner().invoke(app, [*words, "--figure", "f.png"])
+    assert (again.exit_code, again.stderr) == (1, "error: f.png exists; pass --overwrite, or another --figure\n")
+    inside = CliRunner().invoke(app, [*words, "--figure", "f.png/g.png"])
+    assert inside.exit_code == 2
+    assert "'--figure': f.png is a file, not a folder" in inside.stderr
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    without = CliRunner().invoke(app, [*words, "--figure", "g.png"])
+    assert without.exit_code == 2
+    assert "matplotlib is not installed" in without.stderr
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, [*words, "--where", "row > 99"]).exit_code == 1
     assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
     other = CliRunner().invoke(app, ["measure", "nowhere", "--masks", str(place / "masks")])

@@ -26,6 +26,7 @@ def test_a_constant_has_no_width_and_one_group_no_interval():
     alone = estimated([1.0, 2.0], ["a", "a"])
     assert alone.mean == 1.5
     assert np.isnan([alone.low, alone.high]).all()
+    assert str(alone) == "1.500"
     assert difference([1.0, 2.0], [0.0, 0.0], ["a", "a"]).p == 1.0
 
 

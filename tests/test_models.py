@@ -12,6 +12,7 @@ from torch import nn
 
 from camscope.cards import card_of
 from camscope.errors import CamscopeError, MissingExtraError, ModelError, WeightsError
+from camscope.explainers import METHODS
 from camscope.images.photo import read_photo
 from camscope.images.preprocess import Preprocess
 from camscope.models import load_model
@@ -313,6 +314,15 @@ def source(tmp_path) -> Path:
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
     return file
+
+
+@pytest.mark.parametrize("method", ["gradcam", "guidedgradcam", "excitationbackprop"])
+def test_a_layer_that_the_file_names_was_not_chosen(source, method):
+    source.write_text(SOURCE.replace("nn.AdaptiveAvgPool2d", "nn.ReLU(), nn.AdaptiveAvgPool2d"))
+    for name, layer, chosen in (("net", "0", False), ("other", "1", True)):
+        one = METHODS[method](load_model(f"{source}:{name}")).explain(torch.rand(1, 24, 32), 1)
+        assert one.layer == layer
+        assert (f"layer {layer!r} was chosen" in one.notes) is chosen
 
 
 def test_a_factory_in_a_file_with_what_the_file_says_of_it(source, tmp_path):

@@ -33,6 +33,17 @@ def test_the_same_pixels_from_path_image_array_and_tensor(tmp_path):
         assert np.array_equal(read_photo(source).pixels, np.stack([GREY] * 3, -1))
 
 
+def test_what_is_odd_about_a_file_is_told(tmp_path):
+    frames = [Image.fromarray(GREY), Image.fromarray(255 - GREY)]
+    moving = saved(tmp_path, frames[0], "moving.gif", save_all=True, append_images=frames[1:])
+    named = saved(tmp_path, frames[0], "named.jpg", format="PNG")
+    assert read_photo(moving).flags == ("an animation or a stack: of 2 frames the first was read",)
+    assert read_photo(named).flags == ("the file is called .jpg and is a PNG",)
+    assert read_photo(saved(tmp_path, frames[0], "pages.tiff")).flags == ()
+    moving.write_bytes(moving.read_bytes()[:-20])
+    assert np.array_equal(read_photo(moving).pixels[..., 0], GREY), "what is damaged is a frame that nobody asked for"
+
+
 def test_what_is_returned_is_not_what_was_given():
     array, tensor = RGB.copy(), torch.from_numpy(RGB.copy()).permute(2, 0, 1)
     for source in (array, tensor):

@@ -29,7 +29,7 @@ def writing(path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool 
     path = Path(path)
     if not overwrite and os.path.lexists(path):
         raise _exists(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with sibling.open("xb") as file:
@@ -56,7 +56,7 @@ def new_folder(path: str | os.PathLike[str], is_own: Callable[[Path], bool] | No
     there = list(path.iterdir()) if path.is_dir() else []
     if os.path.lexists(path) and (not path.is_dir() or not all(is_own and is_own(one) for one in there)):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         sibling.mkdir()
@@ -67,6 +67,15 @@ def new_folder(path: str | os.PathLike[str], is_own: Callable[[Path], bool] | No
     except BaseException:
         shutil.rmtree(sibling, ignore_errors=True)
         raise
+
+
+def _make_folder(path: Path) -> None:
+    """With those that it is in; an OutputError where a file has the name of one."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        raise OutputError(f"{file} is a file, not a folder; choose another place") from None
 
 
 def _moved(sibling: Path, path: Path) -> None:

@@ -11,7 +11,7 @@ from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
 from camscope.audit.enough import FOR_A_WORD
 from camscope.audit.findings import expect_told, labels_of, single
 from camscope.batch import manifest_of
-from camscope.batch.manifest import arrow
+from camscope.batch.manifest import TABLES, arrow
 from camscope.batch.sources import LIBRARIES
 from camscope.cards import card_of
 from camscope.errors import InputError
@@ -42,12 +42,14 @@ def init(
     """
     if modality is not None and modality not in (known := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; there are {', '.join(known)}")
+    if Path(manifest).suffix.lower() in TABLES and not Path(manifest).is_file():
+        raise InputError(f"{manifest}: there is no such manifest")
     made = manifest_of(manifest, root, strict=False)
     names, folder = made.table.column_names, relative_to or Path.cwd()
     label = _first(names, LABEL)
     card = card_of(load_model(model, weights=weights))
     categories = (card.categories if card else None) or ()
-    labels = {} if label is not None else labels_of(made.table, categories, findings, LABEL)
+    labels = {} if label is not None else labels_of(_own(made.table), categories, findings, LABEL)
     asked = list(labels) if label is None else list(findings) or single(made.table[label], categories)
     if label is not None:
         expect_told(made.table[label], categories, asked)
@@ -188,6 +190,11 @@ MARGINS = {
     "robust": "rank correlation of maps under changes that do not matter",
     "leak": "the AUROC of a probe below which the features do not tell a column, as site",
 }
+
+
+def _own(table: Any) -> Any:
+    """The columns that somebody wrote: rows are numbered here, and without an id called by their path."""
+    return table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
 
 
 def _first(names: Iterable[str], known: Sequence[str]) -> str | None:

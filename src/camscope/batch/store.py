@@ -61,6 +61,7 @@ class Store:
             raise OutputError(f"{self.folder}: no run can be written there: {error.strerror or error}") from error
 
     def _begin(self, facts: Mapping[str, Any], *, overwrite: bool) -> bool:
+        self.folder.mkdir(parents=True, exist_ok=True)
         said, new = json.dumps(facts, indent=1, sort_keys=True).encode(), overwrite
         if overwrite:
             with suppress(ValueError):  # what is damaged may be replaced, what is another program's not
@@ -145,9 +146,19 @@ class Store:
 
 def differences(known: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What two runs were not made alike with, by the path of its name: of the rest of a run.json nothing counts."""
-    one, other = (dict(_flat("", facts.get("made_with", {}))) for facts in (known, facts))
+    made = [facts.get("made_with", {}) for facts in (known, facts)]
+    methods = [_methods(one) for one in made]
+    if None not in methods and methods[0] != methods[1]:  # then nobody needs their settings to tell them apart
+        made = [{**one, "methods": own} for one, own in zip(made, methods, strict=True)]
+    one, other = (dict(_flat("", facts)) for facts in made)
     names = [*one, *(name for name in other if name not in one)]
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def _methods(made: Any) -> str | None:
+    """The names of a run's methods, each once, without the digests of their settings; None of what is no run of maps."""
+    known = made.get("methods") if isinstance(made, Mapping) else None
+    return ", ".join(sorted({key.rpartition(" ")[0] for key in known})) if isinstance(known, Mapping) else None
 
 
 def _named(folder: Path, *forms: re.Pattern[str]) -> Iterator[Path]:

@@ -3,10 +3,12 @@
 import contextlib
 import difflib
 import errno
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 ABOUT_ONE_INPUT = (ImageError, NonFiniteError, GeometryError, OutputError, RunError)
 LONGEST, WIDE = 600, 160
+IN_OPTIONS = {  # what errors tell a Python program to do: what to do on the command line
+    r"pass preprocess=weights\.transforms\(\), .*": "pass --preprocess imagenet, or say it in the model's file: PREPROCESSING",
+    r"pass preprocess=ScanPreprocess\(\.\.\.\)": "say ScanPreprocess(...) in the model's file: PREPROCESSING",
+    r"pass categories= or an index": "say them in the model's file: CATEGORIES; or pass an index",
+    r"pass the index, or the right categories=": "pass the index, or say the right ones in the model's file: CATEGORIES",
+    r"pass overwrite, or": "pass --overwrite, or",
+}
 
 ModelOption = Annotated[
     str,
@@ -173,9 +182,17 @@ def shown(value: object) -> str:
 
 
 def reason(error: Exception) -> str:
-    """An error in one line: what camscope says itself, or the type and message of anything else."""
-    text = shown(error)[:LONGEST]
-    return text if isinstance(error, CamscopeError) else f"{type(error).__name__}: {text}"
+    """An error in one line: what camscope says itself, in options, or the type and message of anything else."""
+    if isinstance(error, CamscopeError):
+        return in_options(shown(error))[:LONGEST]
+    return f"{type(error).__name__}: {shown(error)[:LONGEST]}"
+
+
+def in_options(text: str) -> str:
+    """What an error says, with options and a model's file for the arguments of a function."""
+    for words, options in IN_OPTIONS.items():
+        text = re.sub(words, options, text)
+    return text
 
 
 def complain(message: str) -> None:
@@ -186,6 +203,11 @@ def complain(message: str) -> None:
 def note(message: str) -> None:
     """A remark on stderr that leaves the result as it is."""
     err().print(f"note: {shown(message)}", style="dim", soft_wrap=True)
+
+
+def failed_rows(folder: str) -> str:
+    """The command that lists the rows of a run without a map."""
+    return f"camscope show {folder} --where \"status = 'failed'\""
 
 
 def styled(*parts: tuple[str, str]) -> "Text":
@@ -209,6 +231,12 @@ def is_given(context: typer.Context, option: str) -> bool:
     """Whether somebody said what an option is, even where that is its default."""
     source = context.get_parameter_source(option)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def tell_model(context: typer.Context) -> None:
+    """Say which net answers where nobody named one."""
+    if not is_given(context, "model") and not is_given(context, "weights"):
+        note("model: phantom, the bundled net of drawn radiographs; name yours with --model")
 
 
 def methods_of(names: str) -> "dict[str, type[Explainer]]":
@@ -265,7 +293,7 @@ def loaded(spec: str, weights: str | None = None, device: str = "cpu") -> "nn.Mo
         from camscope.models import LIBRARIES, load_model
 
         library, colon, _ = spec.partition(":")
-        if colon and library not in LIBRARIES:
+        if colon and library not in LIBRARIES and not _is_missing(library):
             note(f"{library} is executed as code")
         try:
             place = torch.device(device)
@@ -273,6 +301,11 @@ def loaded(spec: str, weights: str | None = None, device: str = "cpu") -> "nn.Mo
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise typer.BadParameter(shown(error), param_hint="'--device'") from error
         return load_model(spec, weights=weights).to(place)
+
+
+def _is_missing(code: str) -> bool:
+    """Whether it is the name of a file that is not there: none of it is executed."""
+    return code.endswith(".py") and not Path(code).is_file()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import asking, bars, base, scans
+from camscope.cli import asking, bars, base, mapping, scans
 from camscope.cli.settings import settings
 
 if TYPE_CHECKING:
@@ -97,10 +97,11 @@ def run(
     keywords = settings(set_ or [], methods)
     keywords = {name: {**bars.silent(kind), **keywords[name]} for name, kind in methods.items()}
     manifest = manifest_of(source, "" if anywhere else root)
+    base.tell_model(context)
     net = base.loaded(model, weights, device)
     asked.check(net)
     tools = asking.explainers(methods, net, layers, preprocess, keywords)
-    with bars.counting() as told:
+    with mapping.resumable(output), bars.counting() as told:
         outcome = run_batch(
             tools,
             manifest,
@@ -148,4 +149,5 @@ def _tell(outcome: "Outcome", output: str) -> None:
         for reason, count in outcome.reasons.most_common(20):
             table.add_row(str(count), base.shown(reason))
         base.err().print(table)
+        base.note(f"to see which: {base.failed_rows(output)}")
         raise typer.Exit(1)

@@ -17,6 +17,7 @@ EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigenc
 
 
 def run(
+    context: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="Images, as for camscope batch: a folder, a manifest …")
     ],
@@ -65,7 +66,7 @@ def run(
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
             raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
-        check_free(Path(save), overwrite)
+        check_free(Path(save), overwrite, option="--save")
     (question,) = asking.questions(target, None)
     manifest = manifest_of(source, root)
     known = None
@@ -73,6 +74,7 @@ def run(
         folder = manifest.root or Path.cwd()
         known = evidence_of(masks, manifest.table.column_names, folder, base.split(category or ""))
         expect_evidence(known, manifest)
+    base.tell_model(context)
     net = base.loaded(model, weights, device)
     with base.remarks():
         reader = GradCAM(net, preprocess=preprocess)

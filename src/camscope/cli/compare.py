@@ -26,6 +26,7 @@ LEGEND = "correlation: with the first map of the class; methods that share a pas
 
 
 def run(
+    context: typer.Context,
     image: Annotated[
         str,
         typer.Argument(
@@ -84,7 +85,7 @@ def run(
     """Compare methods: of an image one figure, the numbers, and which maps are one and the same; of many by metrics.
 
     Of many images: a table for each metric, with intervals and differences, what the maps have in common, which methods cannot
-    be told apart, and one figure. Start it again, and it goes on.
+    be told apart, and one figure. Start it again, and it goes on; a file that --figure names is not replaced: name another.
     """
     from camscope.explainers.comparison import USUAL
     from camscope.files import write_bytes
@@ -105,7 +106,8 @@ def run(
             preprocess, root, images, seed or 0, masks, category, None if metric is None else base.split(metric), group,
             device, set_ or [], overwrite,
         )  # fmt: skip
-        a_run = mapping.is_run(image)
+        if not (a_run := mapping.is_run(image)):
+            base.tell_model(context)
         many.run(replace(wanted, model=None) if a_run and not wanted.asks else wanted, output, figure)
         return
     of_many = {"--masks": masks, "--category": category, "--metric": metric, "--group": group, "--images": images,
@@ -118,6 +120,7 @@ def run(
     called = Scans().called(path)
     check_there(path, called)
     file = picture_file(output, "camscope-compare", path, "", overwrite, called)
+    base.tell_model(context)
     net = base.loaded(model, weights, device)
     tools = asking.explainers(kinds, net, named, preprocess, keywords)
     with base.remarks(quoting=called is None) as remarks:

@@ -92,10 +92,12 @@ def run(
     reading = scans.Scans(series, window, allow_pixels, base.split(export or ""), profile or "research", slices)
     destination, paths = Destination.of(output, formats, overwrite), images_of(images, series=series)
     _check_one_file(destination, len(paths), len(methods) * len(questions))
+    reading.expect_packages()
     reading = reading.among(paths, every=profile == "research" or series)
     outcome = _Outcome(base.debugging(context), reading)
     present = _present(paths, outcome)
     if present:
+        base.tell_model(context)
         net = base.loaded(model, weights, device)
         asked.check(net)
         tools = asking.explainers(methods, net, layers, preprocess, keywords)

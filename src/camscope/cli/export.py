@@ -81,7 +81,7 @@ def _tell(done: "Exported", folder: str, output: str) -> None:
         base.styled(("export  ", "bold"), (f"{files} of {rows}: {base.shown(output)}", "")), soft_wrap=True
     )
     if done.without:
-        base.note(f"{done.without} of them have no map; see: camscope show {folder} --where \"status = 'failed'\"")
+        base.note(f"{done.without} of them have no map; see: {base.failed_rows(folder)}")
     if done.apostrophes:
         base.note(f"{done.apostrophes} cells of the table begin with an apostrophe, so that they are no formulas")
     if done.reasons:

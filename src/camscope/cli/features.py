@@ -18,6 +18,7 @@ EXAMPLE = "camscope features camscope-demo/images/1-nodule.png --layer layer2"
 
 
 def run(
+    context: typer.Context,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="One image file.")],
     layer: Annotated[str, typer.Option("--layer", "-l", metavar="NAME", help="To see them: camscope layers MODEL.")],
     model: base.ModelOption = "phantom",
@@ -38,6 +39,7 @@ def run(
     called = Scans().called(path)
     check_there(path, called)
     file = picture_file(output, "camscope-features", path, f"-{slug(layer)}", overwrite, called)
+    base.tell_model(context)
     maps = _maps(base.loaded(model, weights, device), path, layer, preprocess)
     picture = channel_grid(maps.float().cpu().numpy(), limit=limit)
     write_bytes(file, encode(picture, file.suffix), overwrite=overwrite)

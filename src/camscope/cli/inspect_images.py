@@ -69,10 +69,10 @@ def run(
     """Look through a set of images before a model sees it. It ends with 1 where something cannot be used as it is."""
     files = [(Path(file), kinds) for file, kinds in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
     for file, kinds in files:
+        option = "--table" if ".csv" in kinds else "--output"
         if file.suffix.lower() not in kinds:
-            option = "'--table'" if ".csv" in kinds else "'--output'"
-            raise typer.BadParameter(f"{file}; expected a file of {' or '.join(kinds)}", param_hint=option)
-        check_free(file, overwrite)
+            raise typer.BadParameter(f"{file}; expected a file of {' or '.join(kinds)}", param_hint=f"'{option}'")
+        check_free(file, overwrite, option=option)
     from camscope.batch import inspect_images
 
     with bars.bar("reading", 1, base.err()) as bar:

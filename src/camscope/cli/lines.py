@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from camscope.cli import base
-from camscope.cli.paths import check_free
+from camscope.cli.paths import check_free, expect_folder
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -52,10 +52,12 @@ def missing(rows: Any, line: "Line") -> "list[Text]":
 
 def figure_file(given: str | Path, overwrite: bool) -> Path:
     """Where a figure goes, before anything slow begins: a file of a kind that can be drawn, which must be free."""
-    from camscope.measure.figure import FORMATS
+    from camscope.measure.figure import FORMATS, figures_of_matplotlib
 
     file = Path(given)
     if file.suffix.lower() not in FORMATS:
         raise typer.BadParameter(f"{file}; expected a file of {', '.join(FORMATS)}", param_hint="'--figure'")
-    check_free(file, overwrite)
+    expect_folder(file.parent, "--figure")
+    check_free(file, overwrite, option="--figure")
+    figures_of_matplotlib()
     return file

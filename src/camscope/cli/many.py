@@ -27,7 +27,9 @@ MOST, WITH_INTERVALS = 12, 5  # methods whose agreement a terminal has room for
 def run(wanted: mapping.Wanted, output: str | None, figure: str | None) -> None:
     """Make the maps that are not there, measure them, and tell."""
     from camscope.measure.comparison import compared
+    from camscope.measure.figure import figures_of_matplotlib
 
+    figures_of_matplotlib()
     folder = _folder(wanted.source, output)
     where = folder / FIGURE if figure is None else lines.figure_file(figure, wanted.overwrite)
     with mapping.resumable(folder):

@@ -1,5 +1,6 @@
 """`camscope measure`: metrics of the maps of a run, or of images, with intervals, beside maps that know nothing."""
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model
 
 
 def run(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -86,7 +88,7 @@ def run(
 ) -> None:
     """Judge maps by where the evidence is, by what they are like, and with --model by what the model says.
 
-    The maps are those of a run, or are made first. Start it again, and it goes on.
+    The maps are those of a run, or are made first. Start it again, and it goes on; a figure that is there stays: name another.
     """
     from camscope.batch import Run
     from camscope.measure import measure
@@ -97,6 +99,8 @@ def run(
         source, model, weights, methods, layers, asking.questions(target, None), preprocess, root,
         masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite,
     )  # fmt: skip
+    if mapping.is_images(source):
+        base.tell_model(context)
     with mapping.resumable(output):
         made, net, outcome = wanted.mapped(output)
         with bars.bar("measuring", 1, base.out()) as bar:
@@ -160,7 +164,8 @@ def _table(own: "list[Line]") -> "Table":
         "method", "mean [95 %]>", *(["over the best control>", "p>"] if any(over) else []), "n>", "undefined>"
     )
     for line, gap in zip(own, over, strict=True):
-        gained = "" if gap is None else f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+        interval = "" if gap is None or isnan(gap.low) else f" [{gap.low:+.3f}, {gap.high:+.3f}]"
+        gained = "" if gap is None else f"{gap.mean:+.3f}{interval}"
         cells = [str(line.estimate or "–"), *([gained, lines.chance(gap)] if any(over) else [])]
         style = "dim" if line.control else "bold" if gap is not None and line.beats_control else ""
         title = Text(base.shown(line.title) + (" (control)" if line.control else ""), style)

@@ -86,12 +86,12 @@ class Destination:
         if path.suffix.lower()[1:] in FORMATS and not path.is_dir() and not given.endswith(("/", os.sep)):
             if formats is not None:
                 raise typer.BadParameter(f"-o {given} says the format already", param_hint="'--format'")
+            expect_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file of {', '.join(FORMATS)}"
             raise typer.BadParameter(f"cannot write {path.suffix}: {expected}", param_hint="'--output'")
-        if path.exists() and not path.is_dir():
-            raise typer.BadParameter(f"{given} is a file, not a folder", param_hint="'--output'")
+        expect_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [one for one in chosen if one not in FORMATS]):
             came = ", ".join(unknown) if chosen else "nothing"
@@ -118,17 +118,20 @@ class Destination:
 class ExistsError(OutputError):
     """A file that would be replaced, and was not asked to be."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} exists; pass --overwrite, or another -o")
+    def __init__(self, path: Path, option: str = "-o") -> None:
+        super().__init__(f"{path} exists; pass --overwrite, or another {option}")
         self.path = path
 
 
-def check_free(path: Path, overwrite: bool, image: Path | None = None) -> None:
-    """Raise ExistsError if writing to `path` would replace a file; OutputError if the image itself, even with `overwrite`."""
+def check_free(path: Path, overwrite: bool, image: Path | None = None, option: str = "-o") -> None:
+    """Raise ExistsError if writing to `path` would replace a file; OutputError if the image itself, even with `overwrite`.
+
+    `option`: by which the file is named.
+    """
     if image is not None and path.exists() and image.exists() and path.samefile(image):
         raise OutputError(f"{path} is the image itself; pass another -o")
     if os.path.lexists(path) and not overwrite:
-        raise ExistsError(path)
+        raise ExistsError(path, option)
 
 
 def check_there(image: Path, shown: str | None = None) -> None:
@@ -147,8 +150,16 @@ def picture_file(
     file = Path(folder, f"{stem_of(1, image, called)}{tail}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in PICTURES:
         raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
+    expect_folder(file.parent)
     check_free(file, overwrite, image)
     return file
+
+
+def expect_folder(path: Path, option: str = "--output") -> None:
+    """typer.BadParameter where a file has its name, or that of a folder that it is in."""
+    for one in (path, *path.parents):
+        if one.exists() and not one.is_dir():
+            raise typer.BadParameter(f"{one} is a file, not a folder", param_hint=f"'{option}'")
 
 
 def _with(stem: Path, tail: str) -> Path:

@@ -63,6 +63,14 @@ class Scans:
                 param_hint="'--export'",
             )
 
+    def expect_packages(self) -> None:
+        """MissingExtraError where one of what is exported is not there, before anything is drawn."""
+        if self.exports:
+            from camscope.medical.export import expect_packages
+
+            for kind in self.exports:
+                expect_packages(kind)
+
     def meant(self, path: Path) -> bool:
         """Whether a path is read as a scan."""
         from camscope.images.scans import is_scan
@@ -140,7 +148,7 @@ class Scans:
             return f"{type(error).__name__}: {error.strerror}"
         kind = "" if isinstance(error, CamscopeError) else f"{type(error).__name__}: "
         words = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", called, unquoted(error).replace(str(path), called))
-        return kind + base.shown(words)[: base.LONGEST]
+        return kind + base.in_options(base.shown(words))[: base.LONGEST]
 
     def files(self, stem: Path, tails: Sequence[str]) -> list[tuple[Path, ...]]:
         """What is exported of each map."""

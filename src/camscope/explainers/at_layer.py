@@ -41,6 +41,12 @@ class AtLayer(Explainer):
         """The same method at the layer that it chooses for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose(x, score))
 
+    def told(self, layer: str, model: nn.Module) -> list[str]:
+        """A note of the layer that was chosen: where somebody named it, here or for the loaded model, there is none."""
+        card = card_of(model)
+        named = self.layer is not None or (card is not None and card.layer == layer)
+        return [] if named else [f"layer {layer!r} was chosen"]
+
     def choose(self, x: Tensor, score: Score) -> str:
         """The loaded model's own layer, else the last spatial one: known for as long as the model is built the same.
 

@@ -86,7 +86,7 @@ def read_item(
         return item_of(read_scan(source), preprocess, home)
     photo = read_photo(source)
     x, placement = known(preprocess, photo.name)(photo.pixels)
-    return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess))
+    return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess), flags=photo.flags)
 
 
 def takes_scans(preprocess: object) -> bool:

@@ -83,8 +83,7 @@ class LayerExplainer(AtLayer):
         zero = None
         if features.found is not None:  # a method that asks of other inputs too may find something all the same
             zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
-        notes = [f"layer {features.layer!r} was chosen"] if self.layer is None else []
-        notes += features.notes
+        notes = [*self.told(features.layer, features.score.model), *features.notes]
         if features.shares is not None:
             notes.append(
                 "the detector pads its input: the map is the part of the layer that the input is, interpolated"

@@ -3,7 +3,7 @@
 import io
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,14 @@ EXPECTED = (
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """An image as it is seen: `pixels` (H,W,3) uint8 RGB, upright, its own memory; `name` for captions and messages."""
+    """An image as it is seen: `pixels` (H,W,3) uint8 RGB, upright, its own memory; `name` for captions and messages.
+
+    `flags`: what is odd about its file, see `remarks`.
+    """
 
     pixels: Pixels
     name: str
+    flags: tuple[str, ...] = ()
 
 
 def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
@@ -47,7 +51,7 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
     from PIL import Image
 
     if isinstance(source, str | Path):
-        return Photo(_read(Path(source), max_pixels), Path(source).name)
+        return _read(Path(source), max_pixels)
     if isinstance(source, bytes):
         return Photo(_of_bytes(source, max_pixels), "bytes")
     if isinstance(source, Image.Image):
@@ -61,7 +65,7 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
     raise ImageError(f"the image is a {type(source).__name__}; {EXPECTED}")
 
 
-def _read(path: Path, max_pixels: int) -> Pixels:
+def _read(path: Path, max_pixels: int) -> Photo:
     from PIL import Image
 
     with _told(str(path)), silent():
@@ -71,7 +75,10 @@ def _read(path: Path, max_pixels: int) -> Pixels:
         if not status.st_size:
             raise ImageError(f"{path}: the file is empty")
         with path.open("rb") as file, Image.open(file) as image:
-            return _decoded(image, str(path), max_pixels)
+            pixels, flags = _decoded(image, str(path), max_pixels), tuple[str, ...]()
+            with suppress(Exception):  # a later frame is damaged, which nobody asked for
+                flags = _odd(image, path.suffix.lower())
+            return Photo(pixels, path.name, flags)
 
 
 def _of_bytes(data: bytes, max_pixels: int) -> Pixels:
@@ -98,17 +105,23 @@ def remarks(data: bytes, name: str) -> tuple[str, ...]:
     """What is odd about the bytes of a file that can be read: a suffix of another format, frames that were not read."""
     from PIL import Image
 
-    if _plain(data, Path(name).suffix.lower()):
+    suffix = Path(name).suffix.lower()
+    if _plain(data, suffix):
         return ()
     with _told(name), silent(), Image.open(io.BytesIO(data)) as image:
-        suffix, found = Path(name).suffix.lower(), "JPEG" if image.format == "MPO" else str(image.format)
-        named = Image.registered_extensions().get(suffix, found)
-        odd = [f"the file is called {suffix} and is a {found}"] if named not in (found, image.format) else []
-        if image.format != "MPO" and getattr(
-            image, "is_animated", False
-        ):  # a phone's photograph has a second one inside
-            odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
-        return tuple(odd)
+        return _odd(image, suffix)
+
+
+def _odd(image: "Image", suffix: str) -> tuple[str, ...]:
+    """See `remarks`."""
+    from PIL import Image
+
+    found = "JPEG" if image.format == "MPO" else str(image.format)
+    named = Image.EXTENSION.get(suffix) or Image.registered_extensions().get(suffix, found)  # which asks all formats
+    odd = [f"the file is called {suffix} and is a {found}"] if named not in (found, image.format) else []
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # a phone's photograph has a second one inside
+        odd.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
+    return tuple(odd)
 
 
 def _plain(data: bytes, suffix: str) -> bool:

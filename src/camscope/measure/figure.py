@@ -20,10 +20,7 @@ def drawn(lines: Mapping[str, Sequence[Line]], suffix: str = ".png", title: str 
     """
     if suffix not in FORMATS:
         raise InputError(f"no figure of kind {suffix or 'none'}; expected {', '.join(FORMATS)}")
-    try:
-        figures = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "metrics") from error
+    figures = figures_of_matplotlib()
     known = {name: some for name, own in lines.items() if (some := [one for one in own if one.estimate is not None])}
     if not known:
         raise InputError("there is nothing to draw: no value is defined")
@@ -42,6 +39,14 @@ def drawn(lines: Mapping[str, Sequence[Line]], suffix: str = ".png", title: str 
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], dpi=110)
     return stream.getvalue()
+
+
+def figures_of_matplotlib() -> Any:
+    """The part of it that draws; MissingExtraError where it is not there."""
+    try:
+        return import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "metrics") from error
 
 
 def _panel(panel: Any, name: str, lines: Sequence[Line]) -> None:

@@ -1,13 +1,12 @@
 """The figure of a comparison: intervals of every metric, what maps have in common, and some of the maps."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from camscope.errors import MissingExtraError
 from camscope.measure.examples import Example, examples
+from camscope.measure.figure import figures_of_matplotlib
 from camscope.measure.findings import Findings
 from camscope.measure.forest import arranged, forest, grid
 
@@ -22,10 +21,7 @@ LIGHT = 1.25  # where the colours would end: a correlation of 1 is not as dark a
 
 def poster(found: Findings, count: int | None, seed: int) -> Any:
     """One figure of matplotlib; see the module."""
-    try:
-        figures = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "metrics") from error
+    figures = figures_of_matplotlib()
     groups = [[found.names[key, False] for key in group] for group in found.agreement.groups]
     rows = arranged(found.lines, found.name, found.methods, groups)
     order = [name for name, control in rows if not control and name in found.methods]

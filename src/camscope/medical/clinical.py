@@ -64,13 +64,18 @@ class Source:
         return self.headers[0 if len(self.headers) == 1 else index], self.scan.frames[index]
 
 
-def source_of(source: Any) -> Source:
-    """The DICOM files that were explained: what `explain` was given, or the `Scan` that was made of it."""
+def highdicom_there() -> None:
+    """MissingExtraError where it is not, before anything is read."""
     pydicom_there()
     try:
         import highdicom  # noqa: F401 - before a library is silenced
     except ImportError:
         raise MissingExtraError("highdicom", "medical") from None
+
+
+def source_of(source: Any) -> Source:
+    """The DICOM files that were explained: what `explain` was given, or the `Scan` that was made of it."""
+    highdicom_there()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
     others = (*PICTURES, *ITK)

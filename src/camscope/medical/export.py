@@ -6,11 +6,17 @@ from typing import Any
 
 from camscope.errors import InputError
 from camscope.explanation import Explanation
-from camscope.medical.nifti import to_nifti
+from camscope.medical.clinical import highdicom_there
+from camscope.medical.nifti import nibabel_there, to_nifti
 from camscope.medical.parametric_map import to_parametric_map
 from camscope.medical.secondary_capture import to_secondary_capture
 
 KINDS = ("nifti", "pmap", "sc")
+
+
+def expect_packages(kind: str) -> None:
+    """MissingExtraError where a package is not there that a kind is written with."""
+    (nibabel_there if kind == "nifti" else highdicom_there)()
 
 
 def export(

@@ -41,10 +41,7 @@ def to_nifti(
     """
     path = Path(path)
     stem, suffix = _split(path)
-    try:
-        importlib.import_module("nibabel")
-    except ImportError:
-        raise MissingExtraError("nibabel", "medical") from None
+    nibabel_there()
     scan = None if like is None else read_scan(like)
     found = native(explanation, scan)
     header = _header(found, scan, like)
@@ -62,6 +59,14 @@ def to_nifti(
     data = json.dumps(sidecar(explanation, found), indent=1, allow_nan=False).encode()
     write_bytes(facts, data, overwrite=overwrite)
     return path
+
+
+def nibabel_there() -> None:
+    """MissingExtraError where it is not, before anything is read."""
+    try:
+        importlib.import_module("nibabel")
+    except ImportError:
+        raise MissingExtraError("nibabel", "medical") from None
 
 
 def _split(path: Path) -> tuple[str, str]:

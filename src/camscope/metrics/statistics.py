@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from math import sqrt
+from math import isnan, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -34,7 +34,7 @@ class Estimate:
     p: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.mean:.3f}" if isnan(self.low) else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def estimated(

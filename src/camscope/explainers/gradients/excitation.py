@@ -61,7 +61,7 @@ class ExcitationBackprop(LayerExplainer):
         tool = self if self.pixels else self.settled(x, scores[0])  # before the mode is on
         with winning(scores[0].model, pixels=self.pixels) as winners:
             made = tool._at_input(x, scores) if self.pixels else super(ExcitationBackprop, tool).maps(x, scores)
-        notes = [] if tool is self else [f"layer {tool.layer!r} was chosen"]
+        notes = [] if tool is self else self.told(str(tool.layer), scores[0].model)
         if winners.signed:
             names = ", ".join(f"{name} x {count}" for name, count in winners.signed.items())
             notes.append(f"activations that may be negative, where they are no response: {names}")

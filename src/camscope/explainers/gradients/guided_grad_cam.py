@@ -29,10 +29,10 @@ class GuidedGradCAM(Rectified, AtLayer):
         """The maps of several scores from two forward passes, two backward passes each."""
         cams = self.settled(x, scores[0]).sibling(GradCAM).maps(x, scores)
         signals = super().maps(x, scores)
-        return [self._product(x, cam, signal) for cam, signal in zip(cams, signals, strict=True)]
+        chosen = self.told(str(cams[0].layer), scores[0].model)
+        return [self._product(x, cam, signal, chosen) for cam, signal in zip(cams, signals, strict=True)]
 
-    def _product(self, x: Tensor, cam: Maps, signal: Maps) -> Maps:
-        chosen = [] if self.layer is not None else [f"layer {cam.layer!r} was chosen"]
+    def _product(self, x: Tensor, cam: Maps, signal: Maps, chosen: Sequence[str]) -> Maps:
         nothing = [one.zero_gradient for one in (cam, signal) if one.zero_gradient is not None]
         return replace(
             cam,
