@@ -157,7 +157,7 @@ def stability(
 @metric(
     "acquisition-stability",
     needs="explainer",
-    formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of the pixels and back, and "
+    formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of each side and back, and "
     "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability moved by less than 0.05",
     paper="test-retest: the same picture, taken and kept another way",
     low=-1.0,
