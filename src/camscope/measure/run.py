@@ -227,4 +227,5 @@ def _facts(
     }
     if trials is not None:
         made |= {"fills": trials.fills, "steps": trials.steps, "region": trials.region, "batch": trials.batch_size}
+        made["parts"] = "by batch"  # once they were the run's, under the same numbers
     return {"made_with": made, "versions": plain.run.facts["versions"]}
