@@ -10,6 +10,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 from pyarrow import dataset, parquet
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from audit_summary import FINDINGS, full, num, verdict
@@ -95,6 +96,26 @@ def heats():
     random = np.random.default_rng(2)
     first = {f"{n:02d}": random.random((4, 5), np.float32) for n in range(12)}
     return first, {name: heat + random.normal(0, 0.3, heat.shape).astype(np.float32) for name, heat in first.items()}
+
+
+@pytest.mark.parametrize(("categories", "finding"), [((), "1"), (("clear", "nodule"), "nodule")])
+def test_how_alike_maps_are_is_the_mean_of_their_correlations_under_the_findings_name(
+    heats, tmp_path, categories, finding
+):
+    first, second = heats
+    second |= {"03": None, "05": second["05"][:3]}
+    order = ["11", *list(second)[:-1]]  # the other run has them in another order, and so in other parts
+    two = audited(tmp_path / "a", first, categories), audited(tmp_path / "b", {n: second[n] for n in order}, categories)
+    (found,) = repeating.agreements(*two, {name: n for n, name in enumerate(first)}, seed=0)
+    values = [spearmanr(heat.ravel(), second[name].ravel()).statistic
+              for name, heat in first.items() if name not in ("03", "05")]  # fmt: skip
+    assert (found.method, found.finding, found.correlation.n, found.correlation.undefined) == (
+        "gradcam",
+        finding,
+        10,
+        1,
+    )
+    assert found.correlation.value == pytest.approx(np.mean(values))
 
 
 def test_of_maps_only_a_part_is_held_at_a_time(heats, tmp_path, monkeypatch):

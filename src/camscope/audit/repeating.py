@@ -15,7 +15,7 @@ from camscope.errors import UndefinedError
 from camscope.metrics import estimated, spearman
 
 MOST = 500  # images, drawn by the seed
-COLUMNS = ("id", "method", "label", "grid", "heat")
+COLUMNS = ("id", "method", "target", "grid", "heat")
 Key = tuple[str, str]  # method, finding
 Maps = dict[tuple[Key, str], Any]  # by the image's id, too
 
@@ -50,18 +50,20 @@ def _in_parts(one: AuditRun, other: AuditRun, ids: Sequence[str]) -> Iterator[tu
     pieces = Pieces(other.maps.dataset)
     for table in Pieces(one.maps.dataset).in_turn(_places(wanted, arrow().array(ids)), COLUMNS):
         same = pieces.take(_places(theirs, table["id"].combine_chunks()), COLUMNS)
-        yield _maps(table), _maps(same)
+        yield _maps(one, table), _maps(other, same)
 
 
 def _places(column: Any, ids: Any) -> Any:
     return np.flatnonzero(np.asarray(arrow("compute").is_in(column, value_set=ids)))
 
 
-def _maps(table: Any) -> Maps:
-    found: Maps = {}
+def _maps(run: AuditRun, table: Any) -> Maps:
+    """Findings are called what they are in the summary, as in all else that is compared."""
+    names, found = run.summary.resolve.categories, dict[tuple[Key, str], Any]()
     for row in as_dicts(table):
         if row["heat"] is not None:
-            found[(row["method"], row["label"] or ""), row["id"]] = row["heat"].reshape(row["grid"])
+            finding = names[int(row["target"])] if names else row["target"]
+            found[(row["method"], finding), row["id"]] = row["heat"].reshape(row["grid"])
     return found
 
 
