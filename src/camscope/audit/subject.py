@@ -144,7 +144,7 @@ class Subject:
         known = self.config.model
         try:
             place = torch.device(known.device)
-            torch.empty(1, device=place)
+            torch.zeros(1, device=place).item()  # which "meta" has no answer to
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise InputError(f"model.device = {known.device!r}: {str(error).partition(chr(10))[0]}") from error
         return load_model(known.source, weights=known.weights).to(place)
