@@ -208,6 +208,13 @@ def test_labels_by_number_are_read_where_some_are_missing(study):
     assert Config.parsed(init("edema.parquet", "net.py:net"), study).data.labels == {"Edema": "edema"}
 
 
+def test_a_column_of_boxes_is_none_of_labels(study):
+    table = pa.table({"path": ["0.png", "1.png"], "edema": [0, 1], "boxes": [[[1.0, 2.0, 3.0, 4.0]], []]})
+    parquet.write_table(table, study / "boxes.parquet")
+    made = Config.parsed(init("boxes.parquet", "net.py:net"), study)
+    assert (made.data.labels, made.data.evidence) == ({"Edema": "edema"}, "boxes")
+
+
 def test_init_on_the_command_line_writes_nothing_where_it_refuses(study):
     from typer.testing import CliRunner
 

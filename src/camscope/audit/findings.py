@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from camscope.audit.answers.levels import label
+from camscope.batch.manifest import arrow
 from camscope.errors import InputError
 
 NEGATIVE = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
@@ -78,6 +79,8 @@ def _key(name: str) -> str:
 
 
 def _is_truth(column: Any) -> bool:
+    if arrow().types.is_nested(column.type):  # boxes, points
+        return False
     said = {one.lower() for one in _said(column)}
     return bool(said) and said <= TRUTHS
 
