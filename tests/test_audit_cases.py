@@ -98,8 +98,9 @@ def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path)
 
 
 def test_a_device_that_is_not_there_and_a_window_that_is_none_are_refused_at_once(study, tmp_path):
-    with pytest.raises(InputError, match=r"model\.device = 'tpu'"):
-        audit.run({**study, "model": {**study["model"], "device": "tpu"}}, tmp_path / "device")
+    for device in ("tpu", "meta"):
+        with pytest.raises(InputError, match=rf"model\.device = '{device}': \w"):
+            audit.run({**study, "model": {**study["model"], "device": device}}, tmp_path / "device")
     with pytest.raises(PreprocessError, match="the window is 'abc'"):
         audit.run({**study, "data": {**study["data"], "window": "abc"}}, tmp_path / "window")
     assert not (tmp_path / "window").exists()

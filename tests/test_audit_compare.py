@@ -1,18 +1,24 @@
 """Two audits held against one another: by a plain bootstrap on arrays, and by verdicts made by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
+import pyarrow as pa
+from pyarrow import dataset, parquet
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from audit_summary import FINDINGS, full, num, verdict
-from camscope.audit import comparing
+from camscope.audit import comparing, repeating
 from camscope.audit.comparing import Difference
 from camscope.audit.schema import Measured
 from camscope.audit.verdicts import verdicts
+from camscope.batch.query import as_dicts
 from camscope.metrics.statistics import draws, interval_of, p_of
 
 REPLICATES = 400
@@ -60,6 +66,65 @@ def test_a_number_that_is_anothers_is_no_second_test():
     assert lacking.difference.p is None
     found = [one.difference.p for one in comparing._corrected([*gaps, other, lacking])]
     assert found == [0.04, 0.04, 0.04, None]  # of two tests the smaller p counts twice, and no other comes before it
+
+
+# Maps
+
+
+def audited(folder, heats, categories=(), each=4):
+    """An audit as far as its maps go: of images a method's map of class 1, in parts of so many; None where there is none."""
+    folder.mkdir()
+    fields = {"id": pa.string(), "method": pa.string(), "label": pa.string(), "target": pa.string()}
+    form = pa.schema({**fields, "grid": pa.list_(pa.int32()), "heat": pa.list_(pa.float32())})
+    rows = [
+        {"id": name, "method": "gradcam", "label": "class 1", "target": "1"}
+        | {"grid": heat.shape, "heat": heat.ravel().tolist()}
+        if heat is not None
+        else {"id": name, "method": "gradcam", "target": "1"}
+        for name, heat in heats.items()
+    ]
+    for n in range(0, len(rows), each):
+        parquet.write_table(pa.Table.from_pylist(rows[n : n + each], form), folder / f"{n:04d}.parquet")
+    whole = dataset.dataset(sorted(map(str, folder.iterdir())), format="parquet")
+    maps = SimpleNamespace(dataset=whole, table=lambda columns: whole.to_table(columns=columns))
+    return SimpleNamespace(maps=maps, summary=SimpleNamespace(resolve=SimpleNamespace(categories=categories)))
+
+
+@pytest.fixture
+def heats():
+    """Twelve images' maps by two nets, of which the second sees the same things, a little less clearly."""
+    random = np.random.default_rng(2)
+    first = {f"{n:02d}": random.random((4, 5), np.float32) for n in range(12)}
+    return first, {name: heat + random.normal(0, 0.3, heat.shape).astype(np.float32) for name, heat in first.items()}
+
+
+@pytest.mark.parametrize(("categories", "finding"), [((), "1"), (("clear", "nodule"), "nodule")])
+def test_how_alike_maps_are_is_the_mean_of_their_correlations_under_the_findings_name(
+    heats, tmp_path, categories, finding
+):
+    first, second = heats
+    second |= {"03": None, "05": second["05"][:3]}
+    order = ["11", *list(second)[:-1]]  # the other run has them in another order, and so in other parts
+    two = audited(tmp_path / "a", first, categories), audited(tmp_path / "b", {n: second[n] for n in order}, categories)
+    (found,) = repeating.agreements(*two, {name: n for n, name in enumerate(first)}, seed=0)
+    values = [spearmanr(heat.ravel(), second[name].ravel()).statistic
+              for name, heat in first.items() if name not in ("03", "05")]  # fmt: skip
+    assert (found.method, found.finding, found.correlation.n, found.correlation.undefined) == (
+        "gradcam",
+        finding,
+        10,
+        1,
+    )
+    assert found.correlation.value == pytest.approx(np.mean(values))
+
+
+def test_of_maps_only_a_part_is_held_at_a_time(heats, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(repeating, "as_dicts", lambda table: sizes.append(len(table)) or as_dicts(table))
+    two = (audited(tmp_path / name, heat) for name, heat in zip("ab", heats, strict=True))
+    (found,) = repeating.agreements(*two, {name: n for n, name in enumerate(heats[0])}, seed=0)
+    assert found.correlation.n == 12
+    assert sizes == [4] * 6
 
 
 # Verdicts

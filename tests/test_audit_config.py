@@ -10,6 +10,9 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
+import pyarrow as pa
+from pyarrow import parquet
+
 from camscope.audit.config import Config, placed_source
 from camscope.audit.starting import _near as near
 from camscope.audit.starting import init
@@ -163,6 +166,8 @@ def test_columns_are_found_in_whatever_case(study):
     (study / "manifest.csv").write_text(LABELLED.replace("Path", "path"))
     made = Config.parsed(init("manifest.csv", "net.py:net"), study)
     assert (made.data.patient, made.data.subgroups, made.data.evidence) == ("Patient", ("SITE",), "Mask")
+    (study / "manifest.csv").write_text(LABELLED.replace("Path", "path").replace("Mask", "Region_Token"))
+    assert Config.parsed(init("manifest.csv", "net.py:net"), study).regions.columns == {"Token": "Region_Token"}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,26 @@ def test_init_refuses_labels_that_no_class_has(study, model, labels, findings, w
     (study / "manifest.csv").write_text(LABELLED.replace("Edema", labels).replace("Path", "path"))
     with pytest.raises(InputError, match=words):
         init("manifest.csv", model, findings=findings)
+
+
+def test_labels_by_number_are_read_where_some_are_missing(study):
+    (study / "gaps.csv").write_text("path,label\n0.png,0.0\n1.png,1.0\n2.png,\n")
+    answers = pa.array([0.0, 1.0, float("nan")])  # as pandas writes a gap
+    for name in ("label", "edema"):
+        table = pa.table({"path": ["0.png", "1.png", "2.png"], name: answers})
+        parquet.write_table(table, study / f"{name}.parquet")
+    for name in ("gaps.csv", "label.parquet"):
+        for model, findings in (("nameless", ("1",)), ("net", ("Edema", "Pleural Effusion"))):
+            made = Config.parsed(init(name, f"net.py:{model}"), study)
+            assert made.explain.findings == findings, (name, model)
+    assert Config.parsed(init("edema.parquet", "net.py:net"), study).data.labels == {"Edema": "edema"}
+
+
+def test_a_column_of_boxes_is_none_of_labels(study):
+    table = pa.table({"path": ["0.png", "1.png"], "edema": [0, 1], "boxes": [[[1.0, 2.0, 3.0, 4.0]], []]})
+    parquet.write_table(table, study / "boxes.parquet")
+    made = Config.parsed(init("boxes.parquet", "net.py:net"), study)
+    assert (made.data.labels, made.data.evidence) == ({"Edema": "edema"}, "boxes")
 
 
 def test_init_on_the_command_line_writes_nothing_where_it_refuses(study):

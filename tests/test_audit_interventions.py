@@ -236,14 +236,37 @@ def test_the_rule_of_reliance(case):
 
 def test_reliance_needs_patients_and_a_margin():
     few = [effect(*FOR, None, groups=9)]
-    why = "there are fewer than ten patients with the region, or without it: 9"
+    why = "fewer than ten patients are given the region, have it, or lack it: 9"
     assert reliance(few, []) == ("not testable", why)
+    why = "there are fewer than ten patients with the region: 9"
+    assert reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
     assert reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
     assert reliance([], [untested("remove token", "mean", "no image has it")]) == ("not testable", "no image has it")
     assert reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
     assert reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
     with pytest.raises(InputError, match="positive"):
         reliance([], [], margin=0.0)
+
+
+@pytest.mark.parametrize(
+    ("receivers", "donors", "others", "lacking"),
+    [(12, 16, 9, "9 third patients"), (12, 7, 12, "7 donors"), (8, 16, 9, "8 receivers and 9 third patients")],
+)
+def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(receivers, donors, others, lacking):
+    n = np.arange(16)
+    kinds = {"donors": (n % donors).tolist(), "others": (n % others).tolist()}
+    made = insertion("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
+    why = f"ten patients of each kind are needed, and there are {lacking}"
+    assert reliance([made], []) == ("not testable", why)
+    assert insertion("border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())).few == ""
+
+
+def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_again():
+    for seed in range(100):
+        rows, _, others = exchanged(np.arange(27) < 16, np.ones(27, bool), seed=seed)
+        assert len(rows) == 11
+        assert len(set(others.tolist())) >= 10
+        assert (rows != others).all()
 
 
 @pytest.mark.parametrize(("donors", "word"), [(2, "not testable"), (9, "not testable"), (10, "supported")])

@@ -157,6 +157,13 @@ def test_what_a_metric_is_stands_beside_its_numbers(whole):
             assert f'<small class="formula"><bdi>{escape(words)}</bdi></small>' in whole
 
 
+def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
+    silent = {name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localise", "faithfulness")}
+    html = page(full().model_copy(update=silent))
+    assert full().localise.lines[0].metric in html
+    assert 'class="formula"' not in html
+
+
 def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     own = page_module._own
     planted = {"sections/robustness.html": "<p>{{ summary.seed }}</p>"}

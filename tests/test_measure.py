@@ -21,9 +21,11 @@ parquet = pytest.importorskip("pyarrow.parquet")
 from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.explanation import Explanation  # noqa: E402
 from camscope.measure import Measures, evidence_of, measure  # noqa: E402
+from camscope.measure.agreement import Agreement  # noqa: E402
 from camscope.measure.evidence import Column, Files, of_boxes, of_points, of_polygons  # noqa: E402
 from camscope.measure.figure import drawn  # noqa: E402
 from camscope.measure.maps import shown  # noqa: E402
+from camscope.measure.sentences import sentences  # noqa: E402
 from camscope.measure.summary import summarised  # noqa: E402
 from camscope.metrics import METRICS  # noqa: E402
 
@@ -253,6 +255,25 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
     assert by_site[0].estimate.groups == 2
     with pytest.raises(InputError, match="no column 'patient' to group by"):
         summarised(pa.Table.from_pylist(made), "patient")
+
+
+def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
+    row = {"layer": None, "parameters": None, "target": "0", "metric": "enrichment"}
+    gain = np.linspace(-0.1, 0.6, 12)  # of the good one over the best control; the weak one is as far behind it
+
+    def rows(method, values, control=False):
+        return [{**row, "row": n, "method": method, "control": control, "value": v} for n, v in enumerate(values)]
+
+    controls = [*rows("centre", [2.0] * 12, control=True), *rows("edges", [1.0] * 12, control=True)]
+    alone = [*rows("good", 2 + gain), *rows("weak", 2 - gain), *controls]
+    beside = [*alone, *rows("centre", [2.00001] * 12), *rows("edges", [1.00001] * 12)]  # made on other pixels
+    found = [summarised(pa.Table.from_pylist(each))["enrichment"] for each in (alone, beside)]
+    p, q = ({one.method: one.over_control.p for one in lines if one.over_control} for lines in found)
+    assert set(q) == {"good", "weak"}
+    assert p == q
+    names = {((one.method, None, None), one.control): one.method for one in found[1]}
+    said = list(sentences({"enrichment": found[1]}, Agreement([], {}, []), names))
+    assert said[-1] == "only good is better than the control centre in enrichment"
 
 
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):

@@ -163,6 +163,30 @@ def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, 
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
 
 
+def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place, tmp_path):
+    run_batch(GradCAM(net), [str(place / f"{n}.png") for n in (0, 2, 3)], tmp_path / "run", ["nodule"])
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32, "batch_size": 1}
+    whole = measure(tmp_path / "run", tmp_path / "out", **settings).table()
+
+    def gone(done, total):
+        (tmp_path / "run" / "parts" / "part-00000000.parquet").unlink(missing_ok=True)
+
+    assert measure(tmp_path / "run", tmp_path / "again", told=gone, **settings).table().equals(whole)
+
+
+def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    measure(place / "run", tmp_path / "out", **settings)
+    file = tmp_path / "out" / "run.json"
+    facts = json.loads(file.read_bytes())
+    del facts["made_with"]["parts"]
+    file.write_text(json.dumps(facts))
+    with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
+        measure(place / "run", tmp_path / "out", **settings)
+    plain = measure(place / "run", tmp_path / "plain", metrics=["sparseness"])
+    assert "parts" not in plain.facts["made_with"]  # without a model they are what they were
+
+
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
     settings = {"metrics": ["deletion"], "model": net, "steps": 2, "region": 32}
     whole = measure(place / "run", tmp_path / "out", **settings).table()

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from camscope.audit.answers.levels import label
+from camscope.batch.manifest import arrow
 from camscope.errors import InputError
 
 NEGATIVE = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
@@ -12,7 +14,7 @@ TRUTHS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # what a column
 
 def single(column: Any, categories: Sequence[str]) -> list[str]:
     """The classes that a column of labels names, but those that say that nothing was found."""
-    said = {str(one) for one in column.to_pylist() if one not in (None, "")}
+    said = _said(column)
     if categories:
         named = [one for n, one in enumerate(categories) if one in said or str(n) in said]
         return [one for one in named if one.lower() not in NEGATIVE] or named[-1:] or list(categories[-1:])
@@ -22,7 +24,7 @@ def single(column: Any, categories: Sequence[str]) -> list[str]:
 
 def expect_told(column: Any, categories: Sequence[str], asked: Sequence[str]) -> None:
     """InputError where no label of a column can be a finding that is asked for."""
-    said = {str(one) for one in column.to_pylist() if one not in (None, "")}
+    said = _said(column)
     shown = ", ".join(sorted(said)[:SHOWN]) + (", …" if len(said) > SHOWN else "")
     if not categories and not all(one.isdecimal() for one in said):
         raise InputError(
@@ -77,5 +79,11 @@ def _key(name: str) -> str:
 
 
 def _is_truth(column: Any) -> bool:
-    said = {str(one).lower() for one in column.unique().to_pylist() if one not in (None, "")}
+    if arrow().types.is_nested(column.type):  # boxes, points
+        return False
+    said = {one.lower() for one in _said(column)}
     return bool(said) and said <= TRUTHS
+
+
+def _said(column: Any) -> set[str]:
+    return {name for one in column.unique().to_pylist() if (name := label(one)) is not None}

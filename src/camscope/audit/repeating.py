@@ -9,11 +9,15 @@ import numpy as np
 from camscope.audit.audited import AuditRun
 from camscope.audit.numbers import number
 from camscope.audit.schema import Number
+from camscope.batch.manifest import arrow
+from camscope.batch.query import Pieces, as_dicts
 from camscope.errors import UndefinedError
 from camscope.metrics import estimated, spearman
 
 MOST = 500  # images, drawn by the seed
-Key = tuple[str, str, str]  # method, label, target
+COLUMNS = ("id", "method", "target", "grid", "heat")
+Key = tuple[str, str]  # method, finding
+Maps = dict[tuple[Key, str], Any]  # by the image's id, too
 
 
 @dataclass(frozen=True)
@@ -29,23 +33,37 @@ def agreements(one: AuditRun, other: AuditRun, patients: Mapping[str, int], seed
     """Of every method and finding. Maps without an order, and of other sizes, are undefined rows."""
     ids = list(patients)
     some = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MOST]]
-    first, second = (_maps(run, some) for run in (one, other))
-    for key in first:
-        both = [name for name in first[key] if name in second.get(key, {})]
-        values = [_correlation(first[key][name], second[key][name]) for name in both]
-        if any(np.isfinite(values)):
-            found = estimated(values, [patients[name] for name in both], seed=seed)
-            yield Agreement(key[0], key[1], number(found, 0.0, "nothing in common"))
+    values: dict[Key, dict[str, float]] = {}
+    for first, second in _in_parts(one, other, some):
+        for key, name in first:
+            if (key, name) in second:
+                values.setdefault(key, {})[name] = _correlation(first[key, name], second[key, name])
+    for (method, finding), own in values.items():
+        if any(np.isfinite(list(own.values()))):
+            found = estimated(list(own.values()), [patients[name] for name in own], seed=seed)
+            yield Agreement(method, finding, number(found, 0.0, "nothing in common"))
 
 
-def _maps(run: AuditRun, ids: Sequence[str]) -> dict[Key, dict[str, Any]]:
-    """[method, label, target][id]: the map."""
-    wanted, found = set(ids), dict[Key, dict[str, Any]]()
-    rows = [n for n, name in enumerate(run.maps.table(["id"])["id"].to_pylist()) if name in wanted]
-    for row in run.maps.dataset.take(rows).to_pylist() if rows else []:
+def _in_parts(one: AuditRun, other: AuditRun, ids: Sequence[str]) -> Iterator[tuple[Maps, Maps]]:
+    """The maps of the same images in both, those of a part of the first at a time: all of them may be gigabytes."""
+    wanted, theirs = (run.maps.table(["id"])["id"] for run in (one, other))
+    pieces = Pieces(other.maps.dataset)
+    for table in Pieces(one.maps.dataset).in_turn(_places(wanted, arrow().array(ids)), COLUMNS):
+        same = pieces.take(_places(theirs, table["id"].combine_chunks()), COLUMNS)
+        yield _maps(one, table), _maps(other, same)
+
+
+def _places(column: Any, ids: Any) -> Any:
+    return np.flatnonzero(np.asarray(arrow("compute").is_in(column, value_set=ids)))
+
+
+def _maps(run: AuditRun, table: Any) -> Maps:
+    """Findings are called what they are in the summary, as in all else that is compared."""
+    names, found = run.summary.resolve.categories, dict[tuple[Key, str], Any]()
+    for row in as_dicts(table):
         if row["heat"] is not None:
-            key = row["method"], row["label"] or "", row["target"]
-            found.setdefault(key, {})[row["id"]] = np.array(row["heat"], np.float32).reshape(row["grid"])
+            finding = names[int(row["target"])] if names else row["target"]
+            found[(row["method"], finding), row["id"]] = row["heat"].reshape(row["grid"])
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from camscope.audit.answers.levels import band, by_the_year, missing
+from camscope.audit.answers.levels import band, by_the_year, label, missing
 from camscope.audit.config import Config
 from camscope.audit.enough import FOR_A_WORD
 from camscope.batch import Manifest, Run, manifest_of
@@ -116,7 +116,7 @@ class Subject:
         said = {row: None if missing(one) else one for row, one in self.column(column).items()}
         if by_the_year(column, said.values()):
             return {row: None if one is None else band(one) for row, one in said.items()}
-        return {row: _label(one) for row, one in said.items()}
+        return {row: label(one) for row, one in said.items()}
 
     @cached_property
     def patients(self) -> dict[int, Any]:
@@ -144,7 +144,7 @@ class Subject:
         known = self.config.model
         try:
             place = torch.device(known.device)
-            torch.empty(1, device=place)
+            torch.zeros(1, device=place).item()  # which "meta" has no answer to
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise InputError(f"model.device = {known.device!r}: {str(error).partition(chr(10))[0]}") from error
         return load_model(known.source, weights=known.weights).to(place)
@@ -209,7 +209,7 @@ class Subject:
                     f'outputs = "sigmoid" answers each finding by itself: say labels = {{ {finding.name} = "{data.label}" }} '
                     f"in place of label, a column of 0 and 1"
                 )
-            known = {row: _label(one) for row, one in self.column(data.label).items()}
+            known = {row: label(one) for row, one in self.column(data.label).items()}
             self._expect_label(data.label, {one for one in known.values() if one is not None})
             return {
                 row: None if one is None else one in (finding.name, str(finding.index)) for row, one in known.items()
@@ -217,7 +217,7 @@ class Subject:
         column = data.labels.get(finding.name) or data.labels.get(str(finding.index))
         if column is None:
             raise InputError(f"labels names no column for {finding.name!r}")
-        said = {row: _label(one) for row, one in self.column(column).items()}
+        said = {row: label(one) for row, one in self.column(column).items()}
         return {row: None if one is None else _truth(one, column) for row, one in said.items()}
 
     def _expect_label(self, column: str, values: set[str]) -> None:
@@ -359,13 +359,6 @@ def _free(names: Sequence[str]) -> list[str]:
     if taken := [name for name in names if name in TAKEN and name not in ("row", "id", "path")]:
         raise InputError(f"the outputs have a column {taken[0]!r} of their own: rename that of the manifest")
     return list(dict.fromkeys(names))
-
-
-def _label(value: Any) -> str | None:
-    """As it is compared: None where there is none, and 1.0, which a column with gaps makes of 1, as 1."""
-    if value is None or value == "" or value != value:  # NaN is the only thing that is not itself
-        return None
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _truth(value: Any, column: str) -> bool:

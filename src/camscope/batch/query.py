@@ -139,8 +139,13 @@ class Pieces:
 def by_image(rows: "ds.Dataset", places: Places) -> Iterator[list[dict[str, Any]]]:
     """The rows with rising numbers, those of one image together."""
     for table in Pieces(rows).in_turn(places):
-        for _, own in groupby(as_dicts(table), lambda row: row["row"]):
-            yield list(own)
+        yield from images_of(table)
+
+
+def images_of(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
+    """A table's rows, those of one image together."""
+    for _, own in groupby(as_dicts(table), lambda row: row["row"]):
+        yield list(own)
 
 
 def as_dicts(table: "pa.Table") -> list[dict[str, Any]]:

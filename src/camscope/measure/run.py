@@ -10,7 +10,7 @@ from torch import nn
 
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
-from camscope.batch.query import Pieces, Query, by_image
+from camscope.batch.query import Pieces, Query, images_of
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ASKING = ("trial", "again", "explainer")  # what metrics need that ask the model
 CHEAP = ("deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
          "average-gain")  # fmt: skip
-Images = Iterator[list[dict[str, Any]]]  # the rows of each
+Images = Sequence[list[dict[str, Any]]]  # the rows of each
 STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
 
 
@@ -140,10 +140,13 @@ def _write(
     total = sum(_images(plain.run, chunk) for chunk in todo)
     for chunk in todo:
         rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
-        for number, places, images in _parts(plain.run, chunk, rows, None if trials is None else trials.batch_size):
-            if number not in there:
+        each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
+        whole = rows.to_table() if any(number not in there for number, _, _ in each) else None
+        for number, places, images in each:
+            if number not in there and whole is not None:
                 found: list[Row] = []
-                for count, values in _values(plain, trials, by_image(rows, places), by_image(rows, places), threads):
+                own = list(images_of(whole.slice(places.start, len(places))))
+                for count, values in _values(plain, trials, own, threads):
                     found += values
                     done += count
                     if told is not None and count:
@@ -154,29 +157,26 @@ def _write(
                 told(done := done + images, total)
 
 
-def _parts(run: Run, chunk: int, rows: Any, most: int | None) -> Iterator[tuple[int, Any, int]]:
+def _parts(run: Run, chunk: int, rows: Any, most: int | None) -> Iterator[tuple[int, range, int]]:
     """What is written at a time of a chunk of the run: its number, the places of its rows, and how many images they are of.
 
     `most`: images of a part, where the model is asked and each takes long; None: all of the chunk.
     """
     each, size = _images(run, chunk), int(run.facts["made_with"]["chunk"])
     images = np.asarray(rows.to_table(columns=["row"])["row"])
-    starts = np.flatnonzero(np.diff(images, prepend=-1))  # of the rows of an image
+    ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of an image
     for n, first in enumerate(range(0, each, most or each)):
-        ends = [*starts, len(images)]
-        last = min(first + (most or each), len(starts))
-        yield chunk * -(-size // (most or size)) + n, np.arange(ends[first], ends[last]), last - first
+        last = min(first + (most or each), len(ends) - 1)
+        yield chunk * -(-size // (most or size)) + n, range(ends[first], ends[last]), last - first
 
 
-def _values(
-    plain: Measuring, trials: Trials | None, shown: Images, asked: Images, threads: int
-) -> Iterator[tuple[int, list[Row]]]:
+def _values(plain: Measuring, trials: Trials | None, images: Images, threads: int) -> Iterator[tuple[int, list[Row]]]:
     """Values, and how many images are done with them: at the last of what is asked of each."""
     if plain.metrics or trials is None:
-        for values in in_order(plain.of_image, shown, threads):
+        for values in in_order(plain.of_image, images, threads):
             yield int(trials is None), values
     if trials is not None:
-        yield from trials.values(asked, threads)
+        yield from trials.values(images, threads)
 
 
 def _images(run: Run, chunk: int) -> int:
@@ -227,4 +227,5 @@ def _facts(
     }
     if trials is not None:
         made |= {"fills": trials.fills, "steps": trials.steps, "region": trials.region, "batch": trials.batch_size}
+        made["parts"] = "by batch"  # once they were the run's, under the same numbers
     return {"made_with": made, "versions": plain.run.facts["versions"]}

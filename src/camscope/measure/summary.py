@@ -26,7 +26,8 @@ class Line:
     """What a metric says of a method: `estimate`, and the paired differences to the best control and to the best method.
 
     `fill`: under which, of a metric that has one. Differences are counted so that more is better; `p` in them is corrected
-    for how many methods there are (Holm).
+    for how many methods there are (Holm). A method that is one of the controls is held against none: what tells it from its
+    like is on which pixels the two were made.
     """
 
     metric: str
@@ -133,7 +134,8 @@ def _of_metric(
     sign = 1 if up else -1
     controls, methods = ([key for key in order if key in known and key[3] is kind] for kind in (True, False))
     whole = {**values, **{key: _of_all_targets(values[key], values) for key in controls[:1]}}
-    over = _compared(whole, methods, controls[:1], sign, groups)
+    blind = {key[0] for key in controls}
+    over = _compared(whole, [key for key in methods if key[0] not in blind], controls[:1], sign, groups)
     under = _compared(values, methods[1:], methods[:1], sign, groups)
     return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
 

@@ -25,6 +25,13 @@ def missing(one: Hashable) -> bool:
     return one is None or one == "" or one != one  # NaN is the only thing that is not itself
 
 
+def label(one: Any) -> str | None:
+    """A cell as labels are compared: None where it says nothing, and 1.0, which a column with gaps makes of 1, as 1."""
+    if missing(one):
+        return None
+    return str(int(one)) if isinstance(one, float) and one.is_integer() else str(one)
+
+
 def by_the_year(column: str, said: Iterable[Any]) -> bool:
     """Whether a column is of ages, of so many that bands are what is compared."""
     known = {one for one in said if not missing(one)}

@@ -150,7 +150,7 @@ class Trying:
         if self.spread <= 0:
             return number(None, *NO_EFFECT, "the model gives every image the same answer")
         found = made()
-        return number(found.estimate, *NO_EFFECT, found.undefined or "")
+        return number(found.estimate, *NO_EFFECT, found.undefined or found.few)
 
     def _groups(self, rows: Sequence[Scene]) -> list[Any]:
         return [self.subject.patients[one.row] for one in rows]

@@ -1,6 +1,6 @@
 """Images that are changed in a region: it is removed, kept alone, or pasted into others."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.metrics.fills import Fill, filling
 
@@ -57,9 +58,10 @@ def exchanged(
 
     Into the negatives without the region, or all without it where such negatives are few, or, where every image has it, the
     negatives; from positives that carry it, or from all that do where those are few. The others are of the same kind as
-    the rows. The three are three patients (`groups`), and each donor serves about as often as the next. UndefinedError
-    where there is nothing to paste, or nothing to paste into. What a region shares with the finding's own pixels is
-    pasted, too: leave it out of the masks where it is known.
+    the rows. The three are three patients (`groups`), and each donor serves about as often as the next; where fewer than ten
+    patients would be others, no other serves twice while there is one that has not served.
+    UndefinedError where there is nothing to paste, or nothing to paste into. What a region shares with the finding's own
+    pixels is pasted, too: leave it out of the masks where it is known.
     """
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(carried, np.bool_)
     if positive.shape != carriers.shape or positive.ndim != 1 or (groups is not None and len(groups) != len(positive)):
@@ -73,15 +75,27 @@ def exchanged(
     names: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
     givers, others = random.permutation(donors).tolist(), random.permutation(without).tolist()
-    found = []
-    for n, row in enumerate(without.tolist()):
-        donor = _next(givers, n, names, {names[row]})
-        other = None if donor is None else _next(others, n, names, {names[row], names[donor]})
-        if donor is not None and other is not None:
-            found.append((row, donor, other))
+    found = list(_threes(without.tolist(), givers, others, names))
+    if len({names[other] for *_, other in found}) < FOR_A_WORD:
+        found = list(_threes(without.tolist(), givers, others, names, in_turn=True))
     if not found:
         raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
     return Exchange(*np.array(found, np.int64).T)
+
+
+def _threes(
+    rows: list[int], givers: list[int], others: list[int], names: Sequence[Hashable], *, in_turn: bool = False
+) -> Iterator[tuple[int, int, int]]:
+    """A donor and another for each row. `in_turn`: of the others a patient that has not served before any that has."""
+    served: set[Hashable] = set()
+    for n, row in enumerate(rows):
+        donor = _next(givers, n, names, {names[row]})
+        taken = {names[row]} if donor is None else {names[row], names[donor]}
+        fresh = _next(others, n, names, taken | served) if in_turn else None
+        other = _next(others, n, names, taken) if fresh is None else fresh
+        if donor is not None and other is not None:
+            served.add(names[other])
+            yield row, donor, other
 
 
 def _next(order: list[int], first: int, names: Sequence[Hashable], taken: set[Hashable]) -> int | None:

@@ -1,12 +1,13 @@
 """How much a region says, in standard deviations of the model's log odds."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.multiway import multiway
 from camscope.metrics.statistics import REPLICATES, Estimate, estimated
@@ -31,7 +32,8 @@ class Effect:
 
     `name`: "remove token", "insert token"; `fill`: what was put in its place, None of an insertion. `estimate`: over n
     images with the region, or pairs of image and donor; None where there is none, and `undefined` then says why.
-    `spread`: the standard deviation of log odds over the audited images, 0 where it is not known.
+    `spread`: the standard deviation of log odds over the audited images, 0 where it is not known. `few`: of an insertion, of
+    whom there are fewer patients than a word needs.
     """
 
     name: str
@@ -40,13 +42,14 @@ class Effect:
     spread: float
     n: int
     undefined: str | None = None
+    few: str = ""
 
     @property
     def effect(self) -> Span:
         """As `reliance` takes it."""
         if self.estimate is None:
             return Span(None, None, None, 0, self.undefined or "")
-        return Span(self.estimate.mean, self.estimate.low, self.estimate.high, self.estimate.groups, "")
+        return Span(self.estimate.mean, self.estimate.low, self.estimate.high, self.estimate.groups, self.few)
 
     def __str__(self) -> str:
         return f"{self.name}{f' ({self.fill})' if self.fill else ''}: {self.undefined or self.estimate}"
@@ -113,12 +116,19 @@ def insertion(
             return estimated(values, groups, replicates=replicates, seed=seed)
         return multiway(values, own, *kinds)
 
-    return _effect(f"insert {region}", None, effects, spread, estimate)
+    made = _effect(f"insert {region}", None, effects, spread, estimate)
+    return replace(made, few=_few({"receivers": own, "donors": donors, "third patients": others}))
 
 
 def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
     """An intervention that could not be made."""
     return Effect(name, fill, None, spread, 0, reason)
+
+
+def _few(kinds: Mapping[str, Groups]) -> str:
+    known = {name: len(set(groups)) for name, groups in kinds.items() if groups is not None}
+    lacking = [f"{count} {name}" for name, count in known.items() if count < FOR_A_WORD]
+    return f"ten patients of each kind are needed, and there are {' and '.join(lacking)}" if lacking else ""
 
 
 def _effect(

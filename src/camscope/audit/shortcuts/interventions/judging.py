@@ -65,7 +65,7 @@ def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = M
         return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin)}"
     known = [e for effects in ways.values() for e in effects]
     if not known:
-        return "not testable", _why_nothing([*insert, *remove])
+        return "not testable", _why_nothing(insert, remove)
     if all(_inside(e, margin) for e in known):
         lacking = [way for way, effects in ways.items() if not effects]
         return (
@@ -155,11 +155,14 @@ def _other(ways: Mapping[str, Sequence[Shown]], decided: str, margin: float) -> 
     return f"{other} does not show it" if all(_inside(e, margin) for e in effects) else f"{other} leaves it open"
 
 
-def _why_nothing(effects: Sequence[Shown]) -> str:
-    known = [one.effect.groups for one in effects if one.effect.value is not None]
-    if known:
-        return f"there are fewer than ten patients with the region, or without it: {max(known)}"
-    reasons = dict.fromkeys(one.effect.reason for one in effects if one.effect.reason)
+def _why_nothing(insert: Sequence[Shown], remove: Sequence[Shown]) -> str:
+    pasted, taken = ([one.effect for one in some if one.effect.value is not None] for some in (insert, remove))
+    if pasted:
+        best = max(pasted, key=lambda one: one.groups)
+        return best.reason or f"fewer than ten patients are given the region, have it, or lack it: {best.groups}"
+    if taken:
+        return f"there are fewer than ten patients with the region: {max(one.groups for one in taken)}"
+    reasons = dict.fromkeys(one.effect.reason for one in (*insert, *remove) if one.effect.reason)
     return "; ".join(reasons) or "no intervention was made"
 
 
