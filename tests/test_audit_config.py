@@ -166,8 +166,9 @@ def test_columns_are_found_in_whatever_case(study):
     (study / "manifest.csv").write_text(LABELLED.replace("Path", "path"))
     made = Config.parsed(init("manifest.csv", "net.py:net"), study)
     assert (made.data.patient, made.data.subgroups, made.data.evidence) == ("Patient", ("SITE",), "Mask")
-    (study / "manifest.csv").write_text(LABELLED.replace("Path", "path").replace("Mask", "Region_Token"))
-    assert Config.parsed(init("manifest.csv", "net.py:net"), study).regions.columns == {"Token": "Region_Token"}
+    (study / "manifest.csv").write_text(LABELLED.replace("Path", "path").replace("Mask", "Region_Side mark"))
+    known = Config.parsed(init("manifest.csv", "net.py:net"), study).regions.columns
+    assert known == {"Side mark": "Region_Side mark"}
 
 
 @pytest.mark.parametrize(

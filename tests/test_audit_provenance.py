@@ -341,6 +341,11 @@ def test_another_setting_of_a_method_is_named_and_other_margins_are_a_remark(cop
     Path("other/summary.json").write_text(json.dumps(summary))
     with pytest.raises(InputError, match="mode of gradcam is eval in the first and train in the second"):
         expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
+    summary = json.loads(Path("audit/summary.json").read_bytes())
+    summary["resolve"]["findings"] = ["1"]
+    Path("other/summary.json").write_text(json.dumps(summary))
+    with pytest.raises(InputError, match="the findings are lesion in the first and 1 in the second"):
+        expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
 @pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images are other ones"), ("masks", "other masks")])

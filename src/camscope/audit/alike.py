@@ -56,6 +56,11 @@ def expect_alike(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
             f"the two audits were made otherwise: {name} is {one} in the first and {other} in the second, which changes the "
             "numbers of one and the same model; audit both with the same config"
         )
+    names = [", ".join(run.summary.resolve.findings) for run in (first, second)]
+    if names[0] != names[1]:  # of classes that one model names, and the other does not
+        raise InputError(
+            f"the findings are {names[0]} in the first and {names[1]} in the second: give both models the same names"
+        )
     return tuple(_notes(configs, known))
 
 

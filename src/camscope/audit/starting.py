@@ -163,7 +163,7 @@ def _explain(findings: Sequence[str]) -> Iterator[str]:
 def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
     organ = _first(names, ORGAN)
     markers = [name for name in names if name.lower().startswith(REGION) and name != organ]
-    columns = ", ".join(f"{name[len(REGION) :]} = {_text(name)}" for name in markers)
+    columns = ", ".join(f"{_text(name[len(REGION) :])} = {_text(name)}" for name in markers)
     yield "[regions]  # where the model should not need to look"
     yield f"modality = {_text(modality)}  # whose usual regions: {', '.join(get_args(Modality))}"
     yield '# presets = ["border", "corners"]  # or these regions, by name'
