@@ -22,6 +22,7 @@ help:
 
 demo: $(STAMP)-base
 	$(BIN)/camscope demo --overwrite
+	@echo "camscope is in $(BIN): . $(BIN)/activate brings it into this shell"
 
 test: $(STAMP)-test
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
