@@ -158,6 +158,27 @@ def test_its_outputs_are_named_sorted_and_free_of_nan(cases):
     assert "<table>" in run._repr_html_()
 
 
+def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
+    import torch
+
+    from camscope import GradCAM
+    from camscope.metrics.robustness import agreements
+    from camscope.models import load_model
+    from camscope.phantom.shortcut import as_input, draw_study
+
+    config, run = cases["confounded"]
+    found = {one.metric: one.share for one in run.summary.robustness.held}
+    assert set(found) == {"stability", "acquisition-stability"}
+    values = run.metrics().filter(pyarrow.compute.field("stage") == "robustness")
+    rows = sorted(set(values["row"].to_pylist()))
+    net = load_model(config.model.source, weights=config.model.weights)
+    x = as_input(draw_study(IMAGES, 99, CONFOUNDED).images)[torch.tensor(rows)]
+    each = [one.held for image in x for one in agreements(GradCAM(net), image[None], 1)]
+    assert found["stability"].value == pytest.approx(np.mean(each), abs=0.03)
+    assert (found["stability"].n, found["stability"].groups) == (len(rows), len(rows))
+    assert "the answer itself held" in run.report.read_text(encoding="utf-8")
+
+
 def test_the_predictions_are_those_of_the_model(cases):
     import torch
 

@@ -29,6 +29,8 @@ from camscope.metrics import (
     max_sensitivity,
     stability,
 )
+from camscope.metrics.probe import Probe
+from camscope.metrics.robustness import held
 from nets import CASES, Flat
 from untouched import untouched
 
@@ -190,6 +192,7 @@ def test_only_where_the_prediction_holds():
     assert moved.value is not None  # it is told all the same
     assert (still.moved, still.held, still.value) == (0.0, True, pytest.approx(1.0))
     assert stability(tool, x, changes=[Shift(-1), Shift((0, 0))]) == pytest.approx(1.0)
+    assert held(Probe.of(tool, x), [Shift(-1), Shift((0, 0))]).tolist() == [0.5]
     with pytest.raises(UndefinedError, match=r"under no change did the prediction hold.*\(shift -1 px: \|dp\| 1\)"):
         stability(tool, x, changes=[Shift(-1)])
 

@@ -212,11 +212,20 @@ class Line(Part):
     most: float | None = None
 
 
+class Held(Part):
+    """Of the changes of a stability the share under which the answer held: the others say nothing of maps, and are left out."""
+
+    metric: str
+    finding: str
+    share: Number
+
+
 class Measured(Stage):
     """Metrics of some images. `formulas`: what each of them is, with all that it depends on."""
 
     images: int = 0
     formulas: dict[str, str] = Field(default_factory=dict)
+    held: tuple[Held, ...] = ()
     lines: tuple[Line, ...] = ()
     levels: tuple[Level, ...] = ()
 

@@ -105,13 +105,26 @@ def agreements_of(
     changed, owners = torch.cat([change.applied(x) for change in changes]), list(range(count))
     maps = probe.maps(torch.cat([x, changed]), owners * (1 + len(changes)))
     others = maps[count:].reshape(len(changes), *maps[:count].shape)
-    moved = np.abs(probe.chances_of(changed, owners * len(changes)).reshape(len(changes), count) - probe.chances)
-    if probe.score.classes is None:
-        moved = moved / np.where(np.abs(probe.chances) > 0, np.abs(probe.chances), 1)
+    moved = _moved(probe, changed)
     return [
         _agreements(maps[n], others[:, n], moved[:, n], tuple(x.shape[2:]), changes, similarity, epsilon)
         for n in owners
     ]
+
+
+def held(probe: Probe, changes: Sequence[Change] = USUAL, epsilon: float = EPSILON) -> Floats:
+    """(N,) 0..1: of each sample of a probe the share of changes under which its prediction held: what a stability looks at."""
+    moved = _moved(probe, torch.cat([change.applied(probe.x) for change in changes]))
+    return np.asarray((moved < epsilon).mean(0))
+
+
+def _moved(probe: Probe, changed: Tensor) -> Floats:
+    """(changes*N,C,*S) -> (changes,N): by how much the chance of each sample's question changed."""
+    owners = list(range(len(probe.x))) * (len(changed) // len(probe.x))
+    moved = np.abs(probe.chances_of(changed, owners).reshape(-1, len(probe.x)) - probe.chances)
+    if probe.score.classes is None:
+        moved = moved / np.where(np.abs(probe.chances) > 0, np.abs(probe.chances), 1)
+    return np.asarray(moved)
 
 
 def _agreements(
