@@ -9,7 +9,7 @@ beside a run in the same order in which nobody drops out before the end.
 
 import argparse
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -112,8 +112,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, pool, region = photographs(name, options.images) if name else phantoms(options.images)
     tools = candidates(model, pool[0].item.x[None])
     judge = Remembering(tools, pool, asked(tools, pool, region, options.kept))
-    for masked in (True, False):
-        told(tools, pool if masked else blind(judge, pool), judge, options.seeds, "with" if masked else "without")
+    with patch.object(choosing, "shows_the_image", once(choosing.shows_the_image)):
+        for masked in (True, False):
+            told(tools, pool if masked else blind(judge, pool), judge, options.seeds, "with" if masked else "without")
+
+
+def once(asked: Callable[[Explainer, Sequence[Sample], int], str]) -> Callable[[Explainer, Sequence[Sample], int], str]:
+    """The same, asked once of each candidate and order: races of an order begin with the same images."""
+    known: dict[tuple[int, int], str] = {}
+
+    def answer(tool: Explainer, samples: Sequence[Sample], seed: int) -> str:
+        if (id(tool), seed) not in known:
+            known[id(tool), seed] = asked(tool, samples, seed)
+        return known[id(tool), seed]
+
+    return answer
 
 
 def blind(judge: Remembering, pool: Sequence[Sample]) -> list[Sample]:

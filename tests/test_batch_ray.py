@@ -46,6 +46,7 @@ def two_workers(one_thread):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(SRC))
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_worker_niceness", "0")  # it is 15: what else runs, and be it other tests, would come first
         patch.delenv("RAY_ADDRESS", raising=False)
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests

@@ -90,7 +90,7 @@ def run_with(words, **environment):
 
 def test_ray_is_started_works_and_is_ended_without_a_word_of_its_own(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed")
-    done = run_with([sys.executable, str(EXAMPLES / "batch_ray.py"), str(tmp_path)])
+    done = run_with([sys.executable, str(EXAMPLES / "batch_ray.py"), str(tmp_path)], RAY_worker_niceness="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:-1] == [
         *(f"{n} of 32 images" for n in range(0, 33, 8)),
@@ -113,7 +113,7 @@ def test_a_task_of_the_slurm_job_does_its_share(tmp_path):
         Image.new("RGB", (24, 24), (n, n, n)).save(tmp_path / "my images" / f"{n}.png")
     task = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_CPUS_PER_TASK": "1"}
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
-    words = ["bash", script, str(tmp_path / "my images"), str(tmp_path / "out"), "--chunk", "1"]
+    words = ["bash", script, str(tmp_path / "my images"), str(tmp_path / "out"), "--model", "phantom", "--chunk", "1"]
     done = run_with(words, PATH=path, **task)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(part.name for part in (tmp_path / "out" / "parts").iterdir()) == [

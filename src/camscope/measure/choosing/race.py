@@ -21,7 +21,10 @@ from camscope.errors import MissingExtraError
 from camscope.measure.choosing.standing import Floats, Reference, Standing, quality
 
 LEVEL = 0.05
-SURE = 0.9  # of what the end will say
+SURE, UNLIKELY = (
+    0.93,
+    0.2,
+)  # of what the end will say: so sure that somebody is out, so unlikely that anybody else will be
 FEWEST = 8  # images, or groups: fewer tell nobody from anybody, and foresee nothing
 FORESEEN = 16  # and before so many the race is not over
 
@@ -52,13 +55,13 @@ def without_losers(racing: Sequence[Standing], known: Reference, images: int) ->
 
 
 def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:
-    """Whether nobody who is left can be expected to drop out: one is left, or all others are as good as sure to stay."""
+    """Whether nobody who is left can be expected to drop out: one is left, or all others are likely to stay."""
     if len(racing) < 2:
         return True
     leader, *rest = order(racing, known)
     if not late(leader, images) or not all(map(len, known.values())):  # of a criterion no image had a value yet
         return False
-    return all(chance <= 1 - SURE for chance in losing(leader, rest, known, images))
+    return all(chance <= UNLIKELY for chance in losing(leader, rest, known, images))
 
 
 def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images: int) -> list[float]:
