@@ -37,11 +37,6 @@ from untouched import untouched
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
-@pytest.fixture(autouse=True)
-def same_numbers():
-    torch.manual_seed(0)
-
-
 MINE = (
     "max-sensitivity",
     "average-sensitivity",

@@ -27,11 +27,6 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 FINDINGS = ("nodule", "effusion", "pneumothorax")
 
 
-@pytest.fixture(autouse=True)
-def same_numbers():
-    torch.manual_seed(0)
-
-
 @pytest.fixture(scope="module")
 def net():
     return load_phantom_net()

@@ -16,11 +16,6 @@ from camscope.errors import LayerError
 from camscope.hooks import Tap
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 @contextmanager
 def nothing_left_on(model) -> Iterator[None]:
     def state():

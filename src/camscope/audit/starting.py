@@ -10,7 +10,7 @@ from camscope.audit.answers.levels import AGE, BANDS, MOST
 from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
 from camscope.audit.enough import FOR_A_WORD
 from camscope.audit.findings import expect_told, labels_of, single
-from camscope.batch import manifest_of
+from camscope.batch import Manifest, manifest_of
 from camscope.batch.manifest import TABLES, arrow
 from camscope.batch.sources import LIBRARIES
 from camscope.cards import card_of
@@ -42,9 +42,7 @@ def init(
     """
     if modality is not None and modality not in (known := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; there are {', '.join(known)}")
-    if Path(manifest).suffix.lower() in TABLES and not Path(manifest).is_file():
-        raise InputError(f"{manifest}: there is no such manifest")
-    made = manifest_of(manifest, root, strict=False)
+    made = _read(manifest, root)
     names, folder = made.table.column_names, relative_to or Path.cwd()
     label = _first(names, LABEL)
     card = card_of(load_model(model, weights=weights))
@@ -190,6 +188,13 @@ MARGINS = {
     "robust": "rank correlation of maps under changes that do not matter",
     "leak": "the AUROC of a probe below which the features do not tell a column, as site",
 }
+
+
+def _read(manifest: str, root: str | None) -> Manifest:
+    """InputError where it is not there, by the name that was given: elsewhere it may name somebody."""
+    if Path(manifest).suffix.lower() in TABLES and not Path(manifest).is_file():
+        raise InputError(f"{manifest}: there is no such manifest")
+    return manifest_of(manifest, root, strict=False)
 
 
 def _own(table: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.audit.numbers import number
 from camscope.audit.samples import measured
-from camscope.audit.schema import Held, Measured, Number
+from camscope.audit.schema import Held, Measured
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import GeometryError
 from camscope.metrics.acquisition import ACQUISITION
@@ -28,16 +28,21 @@ def _held(subject: Subject) -> Iterator[Held]:
     """How often the answer itself held under the changes of each stability."""
     for finding in subject.findings:
         rows = subject.sampled(subject.config.sizes.robustness, SALT, finding, only=True)
-        for name, changes in CHANGES.items() if rows else ():
-            yield Held(metric=name, finding=finding.name, share=_share(subject, finding, rows, changes))
+        patients = [subject.patients[row] for row in rows]
+        for name, (shares, why) in _shares(subject, finding, rows).items() if rows else ():
+            share = number(None, reason=why) if why else number(estimated(shares, patients, **subject.how))
+            yield Held(metric=name, finding=finding.name, share=share)
 
 
-def _share(subject: Subject, finding: Finding, rows: Sequence[int], changes: Sequence[Change]) -> Number:
-    shares: list[float] = []
+def _shares(subject: Subject, finding: Finding, rows: Sequence[int]) -> dict[str, tuple[list[float], str]]:
+    """Stability -> of each image the share of its changes under which the answer held, or why there is none."""
+    found: dict[str, tuple[list[float], str]] = {name: ([], "") for name in CHANGES}
     for batch in subject.batches(rows):
         x = subject.on_device(batch)
-        try:
-            shares += held(Probe.of(subject.tools[0], x, [finding.index] * len(x)), changes).tolist()
-        except GeometryError as error:  # pictures are compressed, and signals are not
-            return number(None, reason=str(error))
-    return number(estimated(shares, [subject.patients[row] for row in rows], **subject.how))
+        probe = Probe.of(subject.tools[0], x, [finding.index] * len(x))
+        for name, changes in CHANGES.items():
+            try:
+                found[name][0].extend(held(probe, changes).tolist())
+            except GeometryError as error:  # pictures are compressed, and signals are not
+                found[name] = [], str(error)
+    return found
