@@ -61,6 +61,8 @@ class Score:
             )
         self.model, self._args, self._kwargs, self.around = model, args, dict(kwargs or {}), around
         self.target = target if callable(target) else _each(target) or plain(target)
+        if isinstance(self.target, Target):
+            self.target = self.target.for_model(model)
         self.categories = categories
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
@@ -279,6 +281,10 @@ class Each(Target):
     def __init__(self, questions: Sequence[Question]) -> None:
         self.questions = list(questions)
         self._scores: list[Score] = []
+
+    def for_model(self, model: nn.Module) -> "Each":
+        """Each question, for that model."""
+        return Each([one.for_model(model) if isinstance(one, Target) else one for one in self.questions])
 
     @property
     def dense(self) -> bool:
