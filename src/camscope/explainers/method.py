@@ -32,7 +32,8 @@ class Method(ABC):
     "warn" to go on with NaN or infinity. `precision`: "bf16" runs the model in bfloat16 with the channels last in
     memory, about twice as fast; Grad-CAM's maps keep their order (three models, 40 photographs: ranks correlate at
     0.977 or more); where terms cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, nothing may be left of them.
-    Default: the model's own.
+    Default: the model's own. `input_key`: the keyword by which the model's forward takes the image, or the key of the dict
+    that it takes; None: the first argument, or `pixel_values` where forward names that.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class Method(ABC):
     mode: Mode = "eval"
     on_nonfinite: OnNonFinite = "raise"
     precision: Precision | None = None
+    input_key: str | None = None
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -136,6 +138,8 @@ def _told(value: Any) -> str:
         return f"[{', '.join(map(_told, value))}]"
     if not isinstance(value, Tensor):
         return in_words(value)
+    if value.ndim == 0:
+        return f"{float(value):g}"
     data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return f"tensor {tuple(value.shape)} {hashlib.sha256(data).hexdigest()[:8]}"
 

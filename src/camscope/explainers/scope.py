@@ -118,6 +118,7 @@ class Settings(Protocol):
     mode: Mode
     precision: Precision | None
     categories: Sequence[str] | None
+    input_key: str | None
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,12 @@ class Asked:
 
 @contextmanager
 def asking(known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE) -> Iterator[Asked]:
-    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model after x."""
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x."""
     with calm(known, tool.mode), precisely(tool.precision, known) as casts:
         more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
         inputs = prepared(checked_input(x, known), tool.precision)
-        yield Asked(
-            inputs, known.model, {"categories": tool.categories, "around": casts, "size": inputs.shape[2:], **more}
-        )
+        settings = {"categories": tool.categories, "input_key": tool.input_key}
+        yield Asked(inputs, known.model, {**settings, "around": casts, "size": inputs.shape[2:], **more})
 
 
 def expect_one_of(setting: str, value: object, *words: object) -> None:

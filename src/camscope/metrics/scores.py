@@ -26,6 +26,7 @@ class Asking:
     mode: Mode
     precision: Precision | None
     categories: Sequence[str] | None
+    input_key: str | None = None
 
 
 class Scores:
@@ -89,6 +90,7 @@ def scoring(
     mode: Mode = "eval",
     precision: Precision | None = None,
     batch_size: int | None = None,
+    input_key: str | None = None,
 ) -> Iterator[Scores]:
     """Inside the `with` the model is asked about x (N,C,*S) and versions of it; it is left as it was, as by an explainer.
 
@@ -98,7 +100,7 @@ def scoring(
     expect_one_of("mode", mode, "eval", "as_is")
     expect_one_of("precision", precision, None, "bf16")
     expect_count(None, batch_size=batch_size)
-    with asking(survey(model), Asking(mode, precision, categories), x, companions) as asked:
+    with asking(survey(model), Asking(mode, precision, categories, input_key), x, companions) as asked:
         scores = Scores(asked, target, batch_size)
         try:
             yield scores

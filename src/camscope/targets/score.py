@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError
+from camscope.signatures import input_key_of
 from camscope.structure import leaves, mapped
 from camscope.targets.classes import pair_of
 from camscope.targets.outputs import (
@@ -33,8 +34,8 @@ class Score:
 
     `target`: a class index; a class name, one of `categories`; a Difference of two; None, each sample's top class; a
     sequence or tensor (N,) with one of these per sample; a Target, such as Region, Box or Similarity; or any callable
-    output -> (N,). `args`, `kwargs`: handed to the
-    model after x. `classes` (N,): known after the first call, None where the score is not one class's.
+    output -> (N,). `args`, `kwargs`: handed to the model with x; `input_key`: see `signatures.input_key_of`. `classes`
+    (N,): known after the first call, None where the score is not one class's.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
 
     >>> score = Score(nn.Identity(), ["dog", None], categories=["cat", "dog"])
@@ -54,6 +55,7 @@ class Score:
         kwargs: Mapping[str, Any] | None = None,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         size: Sequence[int] = (),
+        input_key: str | None = None,
     ) -> None:
         if isinstance(target, type):
             raise TargetError(
@@ -64,6 +66,7 @@ class Score:
         if isinstance(self.target, Target):
             self.target = self.target.for_model(model)
         self.categories = categories
+        self._input_key = input_key
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
@@ -84,7 +87,8 @@ class Score:
         version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self.around():
-            output = self.model(x, *args, **kwargs)
+            key = input_key_of(self.model, self._input_key)
+            output = self.model(x, *args, **kwargs) if key is None else key.call(self.model, x, args, kwargs)
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "

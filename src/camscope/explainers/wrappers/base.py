@@ -29,8 +29,8 @@ class Wrapper(Explainer):
         expect_alike(inner)
         first, self.inner = inner[0], inner
         for one in inner[1:]:
-            if (one.mode, one.precision) != (first.mode, first.precision):
-                raise InputError(f"{first!r} and {one!r} differ in mode or precision")
+            if (one.mode, one.precision, one.input_key) != (first.mode, first.precision, first.input_key):
+                raise InputError(f"{first!r} and {one!r} differ in mode, precision or input_key")
         super().__init__(
             first.model,
             preprocess=first.preprocess,
@@ -38,6 +38,7 @@ class Wrapper(Explainer):
             mode=first.mode,
             on_nonfinite=first.on_nonfinite,
             precision=first.precision,
+            input_key=first.input_key,
         )
 
     @abstractmethod
@@ -51,6 +52,20 @@ class Wrapper(Explainer):
     def heat(self, x: Tensor, score: Score) -> Tensor:
         """(N,C,*S) -> (N,*s): see `maps`."""
         return self.maps(x, [score])[0].heat
+
+    @property
+    def setting_names(self) -> frozenset[str]:
+        """Those of the inner ones, too."""
+        return super().setting_names.union(*(one.setting_names for one in self.inner))
+
+    def with_settings(self, **settings: Any) -> Self:
+        """The same wrapper round inner ones with other settings, each with those that it has."""
+        return self._round(
+            [
+                one.with_settings(**{name: value for name, value in settings.items() if name in one.setting_names})
+                for one in self.inner
+            ]
+        )
 
     @property
     def title(self) -> str:
