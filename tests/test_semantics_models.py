@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from camscope import Box, Classes, Difference, Layout, Probability, Region, Text
@@ -17,6 +18,7 @@ from camscope import Output as Part
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
+from camscope.hooks.base import find_layer, find_layers
 from camscope.layers import Seen, read_layout
 from nets import CASES, Plain, Pooled, Tokens, plain, truth
 from untouched import untouched
@@ -42,6 +44,49 @@ def test_data_parallel():
     assert_truth(tool.attribute(x, 1), model, x)
     assert tool.explain(x[0], 1).notes == ("the eager model inside DataParallel was explained",)
     assert_truth(HiResCAM(wrapped, model.middle).attribute(x, 1), model, x)
+
+
+class Holding(nn.Module):
+    """A user's own module around another one."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, x):
+        return self.module(x)
+
+
+WRAPPED = {
+    "plain": lambda model: model,
+    "DataParallel": nn.DataParallel,
+    "AveragedModel": AveragedModel,
+    "AveragedModel in DataParallel": lambda model: nn.DataParallel(AveragedModel(model)),
+    "compiled": torch.compile,
+    "compiled in DataParallel": lambda model: nn.DataParallel(torch.compile(model)),
+    "a user's own": Holding,
+    "compiled inside a user's own": lambda model: Holding(torch.compile(model)),
+}
+
+
+@pytest.mark.parametrize("name", ["middle", "module.middle", "_orig_mod.middle", "module._orig_mod.middle"])
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_a_layer_is_found_with_and_without_the_prefix_of_any_wrapper(wrap, name):
+    model, x = plain()
+    wrapped = WRAPPED[wrap](model)
+    assert_truth(HiResCAM(wrapped, name).attribute(x, 1), model, x)
+    found = [find_layer(wrapped, name)[1], *find_layers(wrapped, name.replace("middle", "mid*")).values()]
+    assert len(found) == 2
+    assert all(torch.equal(one.weight, model.middle.weight) for one in found)  # AveragedModel makes a copy
+
+
+def test_a_layer_that_is_called_as_a_wrapper_calls_its_model_keeps_its_name():
+    model = nn.ModuleDict({"module": nn.ModuleDict({"last": nn.Identity()}), "last": nn.ReLU()})
+    assert find_layer(model, "last")[0] == "last"
+    assert find_layer(model, "module.last")[0] == "module.last"
+    assert find_layer(model, "module")[0] == "module"
+    with pytest.raises(LayerError, match=r"no layer 'module\.first'"):
+        find_layer(model, "module.first")
 
 
 def test_distributed_data_parallel(tmp_path):
