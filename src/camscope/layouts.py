@@ -184,7 +184,8 @@ def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Modu
         )
     if grids:
         own, *merged = _halved(grids)
-        found = _under(shape[1], own) or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        joined = [grid for grid in own if seen.before(shape[1], math.prod(grid)) is not None]
+        found = _under(shape[1], own) or joined or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
         choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
     else:
         patches = _grids(size)
