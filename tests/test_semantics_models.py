@@ -812,17 +812,36 @@ def test_channels_last_and_first_are_told_apart_by_the_inputs_aspect():
     assert HiResCAM(model, "stem").explain(x[0], 1).layout == "channels_first 6x4"
 
 
-def test_a_cube_of_equal_sides_is_ambiguous():
-    model = Pooled(nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Flatten(1, 2), nn.AvgPool2d(2)), 3)
-    model.features = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.ReLU())
-    model.head, model.features[1] = nn.Linear(8, 3), nn.ReLU()
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_cube_of_equal_sides_has_its_channels_first_where_convolutions_made_it(rank):
+    kind, pool = {2: (nn.Conv2d, nn.AdaptiveAvgPool2d), 3: (nn.Conv3d, nn.AdaptiveAvgPool3d)}[rank]
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(3, 8, 2, 2), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(8, 3))
+    x = torch.randn(1, 3, *[16] * rank)
+    found = HiResCAM(model, "1").attribute(x, 1)
+    maps = model[1](model[0](x)).detach()[0]
+    expected = (maps * model[4].weight[1].detach().view(8, *[1] * rank)).sum(0) / 8**rank
+    torch.testing.assert_close(found[0], expected)
+    assert torch.equal(HiResCAM(model, "1", layout="channels_first").attribute(x, 1), found)
+
+
+def test_a_cube_of_equal_sides_is_ambiguous_where_a_layer_works_on_the_last_axis():
+    class Permuting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.act, self.head = (
+                nn.Conv2d(3, 8, 2, 2),
+                nn.LayerNorm(8),
+                nn.ReLU(),
+                nn.Linear(8, 3),
+            )
+
+        def forward(self, x):
+            return self.head(self.act(self.norm(self.conv(x).permute(0, 2, 3, 1))).mean((1, 2)))
+
     x = torch.randn(1, 3, 16, 16)
-    with pytest.raises(
-        LayerError, match=r"layer 'features.1': output \(1, 8, 8, 8\).*may be channels first or channels last"
-    ):
-        HiResCAM(model, "features.1").attribute(x, 1)
-    first = HiResCAM(model, "features.1", layout="channels_first").attribute(x, 1)
-    assert torch.equal(first, HiResCAM(model, "features").attribute(x, 1)), "a container of convolutions is known"
+    with pytest.raises(LayerError, match=r"layer 'act': output \(1, 8, 8, 8\).*may be channels first or channels last"):
+        HiResCAM(Permuting(), "act").attribute(x, 1)
 
 
 def test_a_layer_norm_over_the_whole_map_is_no_sign_of_channels_last():
