@@ -20,7 +20,7 @@ from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
 from camscope.hooks.base import find_layer, find_layers
 from camscope.layers import Seen, read_layout
-from nets import CASES, Plain, Pooled, Tokens, plain, truth
+from nets import CASES, Plain, Tokens, plain, truth
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

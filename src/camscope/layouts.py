@@ -126,7 +126,9 @@ def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | Non
     known = [kind for kind, grid in grids.items() if any(grid in level for level in _halved(seen.grids))]
     if len(known) == 1:
         return known[0]
-    if CHANNELS_FIRST in known and not seen.works_on_last_axis:  # convolutions made the grid, and nothing moved their channels
+    if (
+        CHANNELS_FIRST in known and not seen.works_on_last_axis
+    ):  # convolutions made the grid, and nothing moved their channels
         return CHANNELS_FIRST
     raise LayerError(
         f"output {shape} for an input of {size} may be channels first or channels last; pass layout={CHANNELS_FIRST!r} "
@@ -188,7 +190,11 @@ def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Modu
     if grids:
         own, *merged = _halved(grids)
         joined = [grid for grid in own if seen.before(shape[1], math.prod(grid)) is not None]
-        found = _under(shape[1], own) or joined or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        found = (
+            _under(shape[1], own)
+            or joined
+            or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        )
         choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
     else:
         patches = _grids(size)

@@ -92,6 +92,8 @@ class Explainer(Method):
     ) -> Tensor:
         """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest: see `Explainer`."""
         (tool,), extra = called([self], args, additional_forward_args, kwargs)
+        if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
+            inputs = inputs.transpose(1, 2)
         return run([tool], inputs, [target], extra)[0].maps[0].heat
 
     @final

@@ -24,6 +24,13 @@ from camscope.targets.outputs import (
 from camscope.targets.questions import Question, plain
 from camscope.targets.target import Names, Target
 
+INTEGERS = {  # as torch spells them in errors
+    torch.uint8: ("byte", "unsigned char"),
+    torch.int8: ("char",),
+    torch.int16: ("short",),
+    torch.int32: ("int",),
+    torch.int64: ("long",),
+}
 SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
 
 
@@ -34,8 +41,9 @@ class Score:
 
     `target`: a class index; a class name, one of `categories`; a Difference of two; None, each sample's top class; a
     sequence or tensor (N,) with one of these per sample; a Target, such as Region, Box or Similarity; or any callable
-    output -> (N,). `args`, `kwargs`: handed to the model with x; `input_key`: see `signatures.input_key_of`. `classes`
-    (N,): known after the first call, None where the score is not one class's.
+    output -> (N,). `args`, `kwargs`: handed to the model with x. `input_key`: see `signatures.input_key_of`.
+    `frames_first`: the model takes (N,T,C,H,W) where x is (N,C,T,H,W). `classes` (N,): known after the first call, None
+    where the score is not one class's.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
 
     >>> score = Score(nn.Identity(), ["dog", None], categories=["cat", "dog"])
@@ -56,6 +64,7 @@ class Score:
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         size: Sequence[int] = (),
         input_key: str | None = None,
+        frames_first: bool | None = None,
     ) -> None:
         if isinstance(target, type):
             raise TargetError(
@@ -66,7 +75,7 @@ class Score:
         if isinstance(self.target, Target):
             self.target = self.target.for_model(model)
         self.categories = categories
-        self._input_key = input_key
+        self._input_key, self._frames_first = input_key, frames_first
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
@@ -88,7 +97,8 @@ class Score:
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self.around():
             key = input_key_of(self.model, self._input_key)
-            output = self.model(x, *args, **kwargs) if key is None else key.call(self.model, x, args, kwargs)
+            given = x.transpose(1, 2) if self._frames_first else x
+            output = self.model(given, *args, **kwargs) if key is None else key.call(self.model, given, args, kwargs)
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
@@ -265,6 +275,11 @@ def _types_named(model: nn.Module, x: Tensor) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if any(name in str(error).lower() for name in INTEGERS.get(x.dtype, ())):
+            raise InputError(
+                f"the input is {_spelled(x.dtype)}, and the model does not convert it: pass x.float(), or the floats that the "
+                f"model's preprocessing makes of it"
+            ) from error
         own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
         said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
         if x.dtype in own or SPOKEN.get(x.dtype) not in said or said.isdisjoint(SPOKEN.get(dtype, "") for dtype in own):

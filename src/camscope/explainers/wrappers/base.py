@@ -29,8 +29,8 @@ class Wrapper(Explainer):
         expect_alike(inner)
         first, self.inner = inner[0], inner
         for one in inner[1:]:
-            if (one.mode, one.precision, one.input_key) != (first.mode, first.precision, first.input_key):
-                raise InputError(f"{first!r} and {one!r} differ in mode, precision or input_key")
+            if (one.mode, one.precision, one.call_settings) != (first.mode, first.precision, first.call_settings):
+                raise InputError(f"{first!r} and {one!r} differ in mode, precision, input_key or frames_first")
         super().__init__(
             first.model,
             preprocess=first.preprocess,
@@ -38,7 +38,7 @@ class Wrapper(Explainer):
             mode=first.mode,
             on_nonfinite=first.on_nonfinite,
             precision=first.precision,
-            input_key=first.input_key,
+            **first.call_settings,
         )
 
     @abstractmethod
@@ -76,6 +76,11 @@ class Wrapper(Explainer):
     def takes_gradients(self) -> bool:
         """Whether an inner one does."""
         return any(one.takes_gradients for one in self.inner)
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether all inner ones do."""
+        return all(one.takes_integers for one in self.inner)
 
     def asked(self, target: Question) -> Question:
         """The question as the inner ones put it, which must be one."""
