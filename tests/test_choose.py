@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from camscope import GradCAM, Saliency, load_model
+from camscope import Explainer, GradCAM, Saliency, load_model
 from camscope.cli import app, base
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
@@ -342,19 +342,20 @@ def test_an_image_that_is_asked_for_no_class_is_left_out(tmp_path, model):
     assert reason.startswith("no class 'tulip'")
 
 
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
     """Else the luck of one order would be in the mean over images, and every flat map at once would have it."""
-    pool, net = samples(model, 2), model
+    pool = samples(model, 2)
 
-    class Flat:
-        model, categories = net, CATEGORIES
+    class Flat(Explainer):
+        name, paper = "flat", ""
 
-        def attribute(self, x, targets):
+        def heat(self, x, score):
             return torch.ones(len(x), *x.shape[2:])
 
     twice = [pool[0], replace(pool[0]), pool[1]]
     one = standing("flat", [])
-    one.tool = Flat()
+    one.tool = Flat(model, categories=CATEGORIES)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(judging, "Trial", lambda *given: seen.append(given[-1]) or Trial(*given))

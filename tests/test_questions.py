@@ -210,7 +210,7 @@ def test_boxes_as_parts_of_the_input_with_logits():
     logits = torch.tensor([[[0.0, math.log(2.0), 0.0], [5.0, 0.0, 0.0]]])
     boxes = torch.tensor([[[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]]])  # centre x, y, width, height
     output = SimpleNamespace(logits=logits, pred_boxes=boxes)
-    values, words = read(Box(0, 0, 10, 8), output, size=(8, 20), categories=NAMES[:2])
+    values, words = read(Box(0, 0, 10, 8, activation="softmax"), output, size=(8, 20), categories=NAMES[:2])
     assert (values.tolist(), words) == ([pytest.approx(0.5)], "dog in the box (0, 0, 10, 8) of the input")
 
 
@@ -403,7 +403,7 @@ def test_a_place_that_is_not_on_the_input_is_refused_with_or_without_an_image():
 def test_a_detectors_classes_are_those_of_its_logits_or_its_categories():
     queries = SimpleNamespace(logits=torch.zeros(1, 1, 3), pred_boxes=torch.tensor([[[0.5, 0.5, 1.0, 1.0]]]))
     with pytest.raises(TargetError, match=r"class 2 is out of range: the model has 2 classes"):
-        read(Box(0, 0, 8, 8, 2), queries)
+        read(Box(0, 0, 8, 8, 2, activation="softmax"), queries)
     one = [listed(((0.0, 0.0, 8.0, 8.0), 1, 0.5))]
     with pytest.raises(TargetError, match=r"class 9 is out of range: the model has 3 classes"):
         read(Box(0, 0, 8, 8, 9), one, categories=NAMES)
@@ -457,7 +457,7 @@ class Queries(Plain):
     ("kind", "questions"),
     [
         (Dense, [Region(1, point=(1, 2)), Region(1, point=(6, 5)), Region(2)]),
-        (Queries, [Box(0, 0, 4, 8, 0), Box(4, 0, 8, 8, 1)]),
+        (Queries, [Box(0, 0, 4, 8, 0, activation="softmax"), Box(4, 0, 8, 8, 1, activation="softmax")]),
     ],
 )
 def test_several_questions_know_the_size_of_the_input(kind, questions):

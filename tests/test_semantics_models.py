@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from camscope import Box, Classes, Difference, Layout, Probability, Region, Text
@@ -17,8 +18,9 @@ from camscope import Output as Part
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
+from camscope.hooks.base import find_layer, find_layers
 from camscope.layers import Seen, read_layout
-from nets import CASES, Plain, Pooled, Tokens, plain, truth
+from nets import CASES, Plain, Tokens, plain, truth
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -42,6 +44,49 @@ def test_data_parallel():
     assert_truth(tool.attribute(x, 1), model, x)
     assert tool.explain(x[0], 1).notes == ("the eager model inside DataParallel was explained",)
     assert_truth(HiResCAM(wrapped, model.middle).attribute(x, 1), model, x)
+
+
+class Holding(nn.Module):
+    """A user's own module around another one."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, x):
+        return self.module(x)
+
+
+WRAPPED = {
+    "plain": lambda model: model,
+    "DataParallel": nn.DataParallel,
+    "AveragedModel": AveragedModel,
+    "AveragedModel in DataParallel": lambda model: nn.DataParallel(AveragedModel(model)),
+    "compiled": torch.compile,
+    "compiled in DataParallel": lambda model: nn.DataParallel(torch.compile(model)),
+    "a user's own": Holding,
+    "compiled inside a user's own": lambda model: Holding(torch.compile(model)),
+}
+
+
+@pytest.mark.parametrize("name", ["middle", "module.middle", "_orig_mod.middle", "module._orig_mod.middle"])
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_a_layer_is_found_with_and_without_the_prefix_of_any_wrapper(wrap, name):
+    model, x = plain()
+    wrapped = WRAPPED[wrap](model)
+    assert_truth(HiResCAM(wrapped, name).attribute(x, 1), model, x)
+    found = [find_layer(wrapped, name)[1], *find_layers(wrapped, name.replace("middle", "mid*")).values()]
+    assert len(found) == 2
+    assert all(torch.equal(one.weight, model.middle.weight) for one in found)  # AveragedModel makes a copy
+
+
+def test_a_layer_that_is_called_as_a_wrapper_calls_its_model_keeps_its_name():
+    model = nn.ModuleDict({"module": nn.ModuleDict({"last": nn.Identity()}), "last": nn.ReLU()})
+    assert find_layer(model, "last")[0] == "last"
+    assert find_layer(model, "module.last")[0] == "module.last"
+    assert find_layer(model, "module")[0] == "module"
+    with pytest.raises(LayerError, match=r"no layer 'module\.first'"):
+        find_layer(model, "module.first")
 
 
 def test_distributed_data_parallel(tmp_path):
@@ -767,17 +812,36 @@ def test_channels_last_and_first_are_told_apart_by_the_inputs_aspect():
     assert HiResCAM(model, "stem").explain(x[0], 1).layout == "channels_first 6x4"
 
 
-def test_a_cube_of_equal_sides_is_ambiguous():
-    model = Pooled(nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Flatten(1, 2), nn.AvgPool2d(2)), 3)
-    model.features = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.ReLU())
-    model.head, model.features[1] = nn.Linear(8, 3), nn.ReLU()
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_cube_of_equal_sides_has_its_channels_first_where_convolutions_made_it(rank):
+    kind, pool = {2: (nn.Conv2d, nn.AdaptiveAvgPool2d), 3: (nn.Conv3d, nn.AdaptiveAvgPool3d)}[rank]
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(3, 8, 2, 2), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(8, 3))
+    x = torch.randn(1, 3, *[16] * rank)
+    found = HiResCAM(model, "1").attribute(x, 1)
+    maps = model[1](model[0](x)).detach()[0]
+    expected = (maps * model[4].weight[1].detach().view(8, *[1] * rank)).sum(0) / 8**rank
+    torch.testing.assert_close(found[0], expected)
+    assert torch.equal(HiResCAM(model, "1", layout="channels_first").attribute(x, 1), found)
+
+
+def test_a_cube_of_equal_sides_is_ambiguous_where_a_layer_works_on_the_last_axis():
+    class Permuting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.act, self.head = (
+                nn.Conv2d(3, 8, 2, 2),
+                nn.LayerNorm(8),
+                nn.ReLU(),
+                nn.Linear(8, 3),
+            )
+
+        def forward(self, x):
+            return self.head(self.act(self.norm(self.conv(x).permute(0, 2, 3, 1))).mean((1, 2)))
+
     x = torch.randn(1, 3, 16, 16)
-    with pytest.raises(
-        LayerError, match=r"layer 'features.1': output \(1, 8, 8, 8\).*may be channels first or channels last"
-    ):
-        HiResCAM(model, "features.1").attribute(x, 1)
-    first = HiResCAM(model, "features.1", layout="channels_first").attribute(x, 1)
-    assert torch.equal(first, HiResCAM(model, "features").attribute(x, 1)), "a container of convolutions is known"
+    with pytest.raises(LayerError, match=r"layer 'act': output \(1, 8, 8, 8\).*may be channels first or channels last"):
+        HiResCAM(Permuting(), "act").attribute(x, 1)
 
 
 def test_a_layer_norm_over_the_whole_map_is_no_sign_of_channels_last():

@@ -221,7 +221,7 @@ PLACED = [
     (Places, Region(1, point=(1.5, 2.5))),
     (Places, Output("out", Region(1, mask=CORNER))),
     (Parts, Box(0, 0, 2, 4)),
-    (Queries, Box(0, 0, 2, 4)),
+    (Queries, Box(0, 0, 2, 4, activation="softmax")),
     (Places, Region(1)),
 ]
 

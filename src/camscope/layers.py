@@ -62,9 +62,14 @@ def noting(model: nn.Module, scope: ExitStack) -> Seen:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
             seen.grids.add(tuple(output.shape[2:]))
 
+    def note_last_axis(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        seen.works_on_last_axis |= isinstance(output, Tensor) and output.ndim > 2
+
     for module in unwrap(model).modules():
         if isinstance(module, MAKING_GRIDS):
             scope.callback(module.register_forward_hook(here_only(note)).remove)
+        elif type(module) is nn.LayerNorm or isinstance(module, nn.Linear):
+            scope.callback(module.register_forward_hook(here_only(note_last_axis)).remove)
     if any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
         scope.enter_context(Joins(seen.joined))
     return seen

@@ -48,6 +48,7 @@ class Seen:
 
     grids: set[Grid] = field(default_factory=set)
     joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    works_on_last_axis: bool = False  # whether a LayerNorm or a Linear took more than (N,K)
 
     def before(self, tokens: int, cells: int) -> int | None:
         """Tokens in front of the piece of so many cells; None where no such piece was seen."""
@@ -93,13 +94,13 @@ def read_layout(
         raise LayerError(
             f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
         )
-    kind = layout or _kind(shape, size, module, seen.grids)
+    kind = layout or _kind(shape, size, module, seen)
     if kind not in (CHANNELS_FIRST, CHANNELS_LAST):
         raise LayerError(f"layout={layout!r}: expected {CHANNELS_FIRST!r}, {CHANNELS_LAST!r} or a Layout")
     return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
 
 
-def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid] = ()) -> str:
+def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen = NOTHING) -> str:
     if isinstance(module, CONVOLUTIONAL):
         return CHANNELS_FIRST
     grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
@@ -122,9 +123,13 @@ def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | Non
             return CHANNELS_FIRST
         if len(fitting) == 2:
             break
-    known = [kind for kind, grid in grids.items() if any(grid in level for level in _halved(seen))]
+    known = [kind for kind, grid in grids.items() if any(grid in level for level in _halved(seen.grids))]
     if len(known) == 1:
         return known[0]
+    if (
+        CHANNELS_FIRST in known and not seen.works_on_last_axis
+    ):  # convolutions made the grid, and nothing moved their channels
+        return CHANNELS_FIRST
     raise LayerError(
         f"output {shape} for an input of {size} may be channels first or channels last; pass layout={CHANNELS_FIRST!r} "
         f"or layout={CHANNELS_LAST!r}"
@@ -184,7 +189,12 @@ def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Modu
         )
     if grids:
         own, *merged = _halved(grids)
-        found = _under(shape[1], own) or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        joined = [grid for grid in own if seen.before(shape[1], math.prod(grid)) is not None]
+        found = (
+            _under(shape[1], own)
+            or joined
+            or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        )
         choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
     else:
         patches = _grids(size)

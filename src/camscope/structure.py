@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -46,10 +46,12 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple[Path, Tensor]:
-    """The floating tensor of highest rank in a layer's output: the map."""
+    """The floating tensor of highest rank in a layer's output: the map; of an attention's (context, weights) the context."""
     found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
     if key is not None:
         found = [(path, leaf) for path, leaf in found if path[:1] == (key,)]
+    else:
+        found = [(path, leaf) for path, leaf in found if not _is_attention_weights(leaf, [other for _, other in found])]
     rank = max((leaf.ndim for _, leaf in found), default=0)
     best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
     if len(best) == 1:
@@ -61,6 +63,13 @@ def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple
             f"layer {name!r} returns no floating tensor (output={key!r}); it returns {seen or output!r:.80}"
         )
     raise LayerError(f"layer {name!r} returns several tensors: {listing}; choose one with output=")
+
+
+def _is_attention_weights(leaf: Tensor, beside: Sequence[Tensor]) -> bool:
+    """Whether a tensor (N,heads,T,S) is the weights to a context (N,T,K) that is returned with it."""
+    if leaf.ndim != 4 or not any(other.ndim == 3 and other.shape[:2] == leaf.shape[::2] for other in beside):
+        return False
+    return leaf.shape[2] == leaf.shape[3] or bool((leaf.detach().sum(3) - 1).abs().max() < 1e-2)
 
 
 def shown(path: Path) -> str:

@@ -24,6 +24,7 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import discreet, in_words, versions
 from camscope.explainers.inputs import takes_scans
+from camscope.explainers.keywords import with_our_names
 from camscope.hooks.base import unwrap
 from camscope.images.window import Window
 from camscope.models import nameless
@@ -35,6 +36,7 @@ Engine = Literal["local", "ray"]
 Profile = Literal["research", "clinical"]
 
 
+@with_our_names
 def run_batch(
     tools: Explainer | Sequence[Explainer],
     source: Any,

@@ -53,7 +53,8 @@ def _example(net: "nn.Module", size: str | None) -> "Tensor":
     from camscope.explainers.scope import home, survey
 
     inner = survey(net).model
-    shape = _known_shape(net) or (_channels(inner), *[USUAL[spatial_rank(inner)]] * spatial_rank(inner))
+    rank = spatial_rank(inner)
+    shape = _known_shape(net) or (_channels(inner, rank), *[USUAL[rank]] * rank)
     if size is not None:
         shape = (shape[0], *_size(size, len(shape) - 1))
     place, kind = home(inner)
@@ -80,10 +81,12 @@ def _known_shape(net: "nn.Module") -> tuple[int, ...] | None:
     return tuple(card.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
 
 
-def _channels(inner: "nn.Module") -> int:
-    """Of the first convolution; 3 without one."""
-    counts = (getattr(module, "in_channels", None) for module in inner.modules())
-    return next((count for count in counts if isinstance(count, int)), 3)
+def _channels(inner: "nn.Module", rank: int) -> int:
+    """Of the first convolution of so many dimensions; 3 without one."""
+    from torch.nn.modules.conv import _ConvNd
+
+    convolutions = (module for module in inner.modules() if isinstance(module, _ConvNd))
+    return next((one.in_channels for one in convolutions if len(one.kernel_size) == rank), 3)
 
 
 def _candidates(net: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:

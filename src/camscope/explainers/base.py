@@ -2,19 +2,21 @@
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from importlib.util import find_spec
 from inspect import isabstract, signature
-from typing import Any, TypeVar, dataclass_transform, final
+from typing import Any, Self, TypeVar, dataclass_transform, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from camscope.cards import digest
 from camscope.errors import InputError, MissingExtraError, TargetError
-from camscope.explainers.inputs import Companions
+from camscope.explainers.inputs import Companions, Item
+from camscope.explainers.keywords import ALIASES, extra_inputs, our_settings, split_keywords, value_of
 from camscope.explainers.method import Method
 from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
@@ -34,7 +36,7 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
     A setting of a method is an annotated attribute with its default, `samples: int = 25`; its constructor takes it.
     """
-    dataclass(kw_only=True, eq=False, repr=False)(cls)
+    _as_dataclass(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
     if missing or isabstract(cls):
         raise TypeError(f"{cls.__name__} cannot be registered: {', '.join(missing) or 'an abstract method'} is missing")
@@ -51,35 +53,74 @@ def register_with(package: str, extra: str) -> Callable[[ExplainerClass], Explai
         if find_spec(package) is not None:
             return register(cls)
         WITHOUT_PACKAGE[cls.name] = package, extra
-        dataclass(kw_only=True, eq=False, repr=False)(cls)
+        _as_dataclass(cls)
         return cls
 
     return registered
 
 
+def _as_dataclass(cls: type["Explainer"]) -> None:
+    """Make a dataclass of a method, whose constructor also knows other toolkits' names of its settings."""
+    dataclass(kw_only=True, eq=False, repr=False)(cls)
+    init, names = cls.__init__, frozenset(signature(cls).parameters)
+
+    @wraps(init)
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807 - it is one
+        init(self, *args, **our_settings(settings, names, cls.__name__))
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+
+
 @dataclass(eq=False, repr=False)
 class Explainer(Method):
-    """Where a model looked: what a user calls. A method writes `heat`; its settings are in `Method`."""
+    """Where a model looked: what a user calls. A method writes `heat`; its settings are in `Method`.
+
+    What else the model takes goes with every call: positional arguments after the target; keywords that the model's
+    `forward` names; and `additional_forward_args`, a tuple of positional arguments, a dict of keywords, or one argument.
+    `n_steps`, `n_samples` and `baselines`, as captum has them, are settings of that call alone. Any other keyword is an
+    InputError.
+    """
 
     @final
-    def attribute(self, inputs: Tensor, target: Question = None, *args: Any, **kwargs: Any) -> Tensor:
-        """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest goes to the model after `inputs`, as it is."""
-        return run([self], inputs, [target], Companions(args, kwargs))[0].maps[0].heat
+    def attribute(
+        self,
+        inputs: Tensor,
+        target: Question = None,
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """(N,C,*S) -> raw maps (N,*s). `target`: see Score. The rest: see `Explainer`."""
+        (tool,), extra = called([self], args, additional_forward_args, kwargs)
+        if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
+            inputs = inputs.transpose(1, 2)
+        return run([tool], inputs, [target], extra)[0].maps[0].heat
 
     @final
-    def explain(self, image: Any, target: Question = None, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(
+        self, image: Any, target: Question = None, *args: Any, additional_forward_args: Any = None, **kwargs: Any
+    ) -> Explanation:
         """One image (path, PIL image, uint8 array (H,W,3), or float tensor (C,H,W): the model's input) -> Explanation.
 
-        The rest goes to the model after the image, as it takes it beside a batch of one: `explain(image, 1, row[None])`.
+        The rest goes to the model with a batch of one: `explain(image, 1, row[None])`; see `Explainer`.
         """
-        return explain_each([self], image, [target], Companions(args, kwargs))[0][0]
+        tools, extra = called([self], args, additional_forward_args, kwargs)
+        return explain_each(tools, image, [target], extra)[0][0]
 
     @final
-    def explain_classes(self, image: Any, targets: Sequence[Question], *args: Any, **kwargs: Any) -> list[Explanation]:
+    def explain_classes(
+        self,
+        image: Any,
+        targets: Sequence[Question],
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
+    ) -> list[Explanation]:
         """Several questions about one image, answered from one forward pass where the method allows it; see `explain`."""
         if isinstance(targets, str | int | Difference) or callable(targets):
             raise TargetError(f"explain_classes takes a list of questions; for one, explain(image, {targets!r})")
-        return explain_each([self], image, list(targets), Companions(args, kwargs))[0]
+        tools, extra = called([self], args, additional_forward_args, kwargs)
+        return explain_each(tools, image, list(targets), extra)[0]
 
     @final
     def explain_methods(
@@ -88,17 +129,28 @@ class Explainer(Method):
         methods: "Sequence[str | type[Explainer] | Explainer]",
         target: Question = None,
         *args: Any,
+        additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
         """One question about one image, answered by several methods with this one's settings, from as few passes as possible.
 
         `methods`: names, classes, or explainers of the same model. Those that look at layers share one forward and one
-        backward pass. The rest: see `explain`.
+        backward pass. The rest: see `explain`; `n_steps`, `n_samples` and `baselines` go to the methods that have them.
         """
         if isinstance(methods, str):
             raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
-        tools = [one if isinstance(one, Explainer) else self.sibling(one) for one in methods]
-        return [row[0] for row in explain_each(tools, image, [target], Companions(args, kwargs))]
+        siblings = [one if isinstance(one, Explainer) else self.sibling(one) for one in methods]
+        tools, extra = called(siblings, args, additional_forward_args, kwargs)
+        return [row[0] for row in explain_each(tools, image, [target], extra)]
+
+    @property
+    def setting_names(self) -> frozenset[str]:
+        """The keywords of the constructor."""
+        return frozenset(signature(type(self)).parameters)
+
+    def with_settings(self, **settings: Any) -> Self:
+        """The same method with other settings."""
+        return replace(self, **settings) if settings else self
 
     def sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Another method for the same model, with this one's settings where it has them; what is as usual is as usual there."""
@@ -109,14 +161,21 @@ class Explainer(Method):
 
     @final
     def explain_batch(
-        self, images: Sequence[Any], targets: Question = None, *args: Any, **kwargs: Any
+        self,
+        images: Sequence[Any],
+        targets: Question = None,
+        *args: Any,
+        additional_forward_args: Any = None,
+        **kwargs: Any,
     ) -> list[Explanation]:
         """Several images, each with its own target or all with one; inputs of one size share their passes.
 
-        The rest goes to the model after the images; of a tensor with one entry an image, each goes with its own.
+        The rest: see `Explainer`. Of a tensor with one entry an image, each entry goes with its own image.
         """
         if isinstance(images, str | os.PathLike):
             raise InputError(f"explain_batch takes a list of images; for one, explain({str(images)!r})")
+        for_model, for_method = split_keywords(self.model, kwargs, self.setting_names, type(self).__name__)
+        extra = extra_inputs(args, for_model, additional_forward_args)
         items = [self.read(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
@@ -127,12 +186,43 @@ class Explainer(Method):
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
-            own = Companions(args, kwargs).of(rows, len(items))
-            question = asked_of(self, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], own)
-            made = run([self], torch.stack([items[i].x for i in rows]), [question], own)[0]
-            found = explanations(self, [items[i] for i in rows], made, 0, digest(made.known.model))
+            own = extra.of(rows, len(items))
+            tool = _for_call(self, for_method, partial(_rows_of, rows=rows, items=items))
+            question = asked_of(tool, [plain if each is None else each[i] for i in rows], [items[i] for i in rows], own)
+            made = run([tool], torch.stack([items[i].x for i in rows]), [question], own)[0]
+            found = explanations(tool, [items[i] for i in rows], made, 0, digest(made.known.model))
             results.update(zip(rows, found, strict=True))
         return [results[i] for i in range(len(items))]
+
+
+def called(
+    tools: Sequence[Explainer], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
+) -> tuple[list[Explainer], Companions]:
+    """The methods with the settings of one call, and what goes to the model with the image; see `Explainer`."""
+    where = " and ".join(dict.fromkeys(type(tool).__name__ for tool in tools))
+    names = frozenset[str]().union(*(tool.setting_names for tool in tools))
+    model = tools[0].model if tools else nn.Identity()
+    for_model, for_method = split_keywords(model, keywords, names, where)
+    extra = extra_inputs(args, for_model, additional_forward_args)
+    return [_for_call(tool, for_method) for tool in tools], extra
+
+
+def _for_call(
+    tool: Explainer, aliased: Mapping[str, Any], part: Callable[[Any], Any] = lambda value: value
+) -> Explainer:
+    """A method with settings under other toolkits' names, those that it has. `part`: of a baseline for each image."""
+    settings = {}
+    for word, value in aliased.items():
+        for own in ALIASES[word]:
+            if own in tool.setting_names and (known := value_of(own, value)) is not None:
+                settings[own] = part(known) if own == "baseline" else known
+    return tool.with_settings(**settings)
+
+
+def _rows_of(value: Any, rows: Sequence[int], items: Sequence[Item]) -> Any:
+    """Of baselines (N,C,*S), one an image, those of some images; any other baseline unchanged."""
+    each = isinstance(value, Tensor) and value.ndim == items[rows[0]].x.ndim + 1 and len(value) == len(items)
+    return value[list(rows)] if each else value
 
 
 def kind_of(method: str | type[Explainer]) -> type[Explainer]:

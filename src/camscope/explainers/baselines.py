@@ -97,12 +97,16 @@ def filled(baseline: Baseline, x: Tensor, tool: Method, seed: int = 0) -> Tensor
 
     "zero": 0 of the model's input, the mean colour where inputs are normalised; "black", "white": what the preprocessing
     makes of such pixels; "dark", "bright", "mean": each channel's least and largest value and mean over the sample; "blur":
-    a Gaussian of a tenth of each side; "noise": drawn evenly from each channel's range; else an image, or a tensor (C,*S).
+    a Gaussian of a tenth of each side; "noise": drawn evenly from each channel's range; else an image, or a tensor
+    (C,*S), (N,C,*S) or (), which is one number for all.
     """
     if isinstance(baseline, str) and baseline in KINDS:
         made = of_itself(baseline, x, seed)
         return _colour(baseline, x, tool) if made is None else made
     given = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
+    if given is not None and (given.ndim == 0 or given.shape == x.shape):
+        _expect_finite(given)
+        return given.expand_as(x)
     if given is None:
         given = tool.read(baseline).x.to(x)
     _expect_fitting(given, x, whole=isinstance(tool, WithBackground) and isinstance(tool.background, Tensor))
@@ -136,6 +140,10 @@ def _expect_fitting(given: Tensor, x: Tensor, *, whole: bool) -> None:
             missing = given.ndim == len(expected) - 1
             hint = f"pass background[None]: one input is (1,{','.join(map(str, expected))})" if missing else hint
         raise InputError(f"the baseline is {tuple(given.shape)}; the input is {expected}: {hint}")
+    _expect_finite(given)
+
+
+def _expect_finite(given: Tensor) -> None:
     bad = int((~given.isfinite()).sum())
     if bad:
         raise InputError(

@@ -19,6 +19,7 @@ from camscope.explainers.arrangement import Entry, arranged, at_layers, common
 from camscope.explainers.base import Explainer, kind_of
 from camscope.explainers.clock import Clock
 from camscope.explainers.inputs import ALONE, Companions
+from camscope.explainers.keywords import with_our_names
 from camscope.explainers.run import Watch
 from camscope.explainers.scope import Precision
 from camscope.explainers.sentences import sentences
@@ -158,6 +159,7 @@ class Comparison:
         return f'<figure><img src="data:image/png;base64,{data}" alt="{words}"><figcaption>{said}</figcaption></figure>'
 
 
+@with_our_names
 def compare(
     model: nn.Module,
     image: Any,

@@ -1,6 +1,6 @@
 """What `explain` is given: an image of any kind, or a tensor that already is the model's input."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,16 +58,21 @@ ALONE = Companions()
 
 
 def read_item(
-    source: Any, preprocess: Preprocessing | None, model: nn.Module, home: tuple[torch.device, torch.dtype]
+    source: Any,
+    preprocess: Preprocessing | None,
+    model: nn.Module,
+    home: tuple[torch.device, torch.dtype],
+    *,
+    frames_first: bool = False,
 ) -> Item:
     """An image brought to the model's device and type by its preprocessing, or a float tensor, or what was read, as it is."""
     from camscope.images.metatensor import MonaiTransforms, of_monai, place_of, plain
 
     if isinstance(source, Item):
         return source
-    if isinstance(source, Tensor) and source.dtype != torch.uint8:
-        signal = source.ndim == 2 and next(_convolutions(model), None) is None
-        x = _single(source, 1 if signal else spatial_rank(model))
+    if isinstance(source, Tensor) and (source.dtype != torch.uint8 or (preprocess is None and _is_input(source))):
+        x = _single(source, 3 if frames_first else spatial_rank(model, source.shape))
+        x = x.transpose(0, 1) if frames_first else x
         if of_monai(x):
             place, world = place_of(x)
             return Item(plain(x), place, "tensor", None, picture_of(plain(x), None), world)
@@ -147,20 +152,39 @@ def known(preprocess: Preprocessing | None, name: str) -> Preprocessing:
     return preprocess
 
 
-def spatial_rank(model: nn.Module) -> int:
-    """Spatial axes of the model's input: those of its first convolution; 2 without one."""
-    return next(_convolutions(model), 2)
+def spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
+    """Spatial axes of the model's input: those of one of its convolutions; 2 without any.
 
-
-def _convolutions(model: nn.Module) -> Iterator[int]:
-    """The spatial axes of each."""
-    ranks = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+    `shape`: of a tensor that is one input, or a batch of one. Without it the most axes of any convolution. InputError where
+    the shape fits several ranks, and the channels do not decide.
+    """
+    ranks: dict[int, set[int]] = {}
     for module in model.modules():
-        yield from (rank for kind, rank in ranks.items() if isinstance(module, kind))
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            ranks.setdefault(len(module.kernel_size), set()).add(module.in_channels)
+    if not ranks:
+        return 1 if shape is not None and len(shape) == 2 else 2
+    if shape is None:
+        return max(ranks)
+    channels = {rank: shape[0] for rank in ranks if len(shape) == rank + 1}
+    channels |= {rank: shape[1] for rank in ranks if len(shape) == rank + 2 and shape[0] == 1}
+    fitting = [rank for rank, count in channels.items() if count in ranks[rank]] or list(channels)
+    if len(fitting) > 1:
+        raise InputError(
+            f"the tensor {tuple(shape)} may be one input, or a batch of one: {type(model).__name__} has convolutions of "
+            f"{' and '.join(map(str, sorted(fitting)))} dimensions; pass a batch of one of the right number of axes to "
+            f"attribute(x)"
+        )
+    return fitting[0] if fitting else max(ranks)
+
+
+def _is_input(x: Tensor) -> bool:
+    """Whether a tensor uint8 is (C,*S) or (1,C,*S), and not a picture (H,W,C)."""
+    return x.ndim > 3 or (x.ndim == 3 and (x.shape[0] in (1, 3, 4) or x.shape[2] not in (1, 3, 4)))
 
 
 def _single(x: Tensor, rank: int) -> Tensor:
-    if not x.is_floating_point():
+    if not x.is_floating_point() and x.dtype != torch.uint8:
         raise InputError(f"the tensor is {x.dtype}: pass a float tensor that is the model's input, or a uint8 image")
     if x.ndim == rank + 2 and x.shape[0] == 1:
         return x[0]

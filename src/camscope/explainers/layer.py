@@ -40,6 +40,11 @@ class LayerExplainer(AtLayer):
         return score.read(output, samples)
 
     @property
+    def takes_integers(self) -> bool:
+        """Whether later passes, if there are any, are of the same input."""
+        return not self.own_rules and (self.runs_rest or not self.runs_model)
+
+    @property
     def question(self) -> Hashable:
         """Methods whose `values` are the same share a backward pass."""
         return "score" if type(self).values is LayerExplainer.values else id(self)

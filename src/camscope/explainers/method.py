@@ -32,7 +32,10 @@ class Method(ABC):
     "warn" to go on with NaN or infinity. `precision`: "bf16" runs the model in bfloat16 with the channels last in
     memory, about twice as fast; Grad-CAM's maps keep their order (three models, 40 photographs: ranks correlate at
     0.977 or more); where terms cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, nothing may be left of them.
-    Default: the model's own.
+    Default: the model's own. `input_key`: the keyword by which the model's forward takes the image, or the key of the dict
+    that it takes; None: the first argument, or `pixel_values` where forward names that. `frames_first`: True for a model whose
+    input is (N,T,C,H,W), frames of a video or instances of a bag: its map is (N,T,H,W); False for (N,C,D,H,W); None: the
+    latter, or an error where the channels seem to be at the third axis.
     """
 
     model: nn.Module
@@ -42,6 +45,8 @@ class Method(ABC):
     mode: Mode = "eval"
     on_nonfinite: OnNonFinite = "raise"
     precision: Precision | None = None
+    input_key: str | None = None
+    frames_first: bool | None = None
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -58,6 +63,7 @@ class Method(ABC):
         expect_one_of("mode", self.mode, "eval", "as_is")
         expect_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
         expect_one_of("precision", self.precision, None, "bf16")
+        expect_one_of("frames_first", self.frames_first, None, True, False)
         survey(self.model)
         card = card_of(unwrap(self.model))
         known = card.preprocess if self.preprocess is None and card else self.preprocess
@@ -103,7 +109,17 @@ class Method(ABC):
     def read(self, image: Any) -> Item:
         """An image as the model takes it, and where it lies."""
         model = unwrap(self.model)
-        return read_item(image, self.preprocess, model, home(model))
+        return read_item(image, self.preprocess, model, home(model), frames_first=bool(self.frames_first))
+
+    @property
+    def call_settings(self) -> dict[str, Any]:
+        """How the model is called with an input: see `Score`."""
+        return {"input_key": self.input_key, "frames_first": self.frames_first}
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether the map can be made of an input of integers: its values are not changed, and no gradient is taken there."""
+        return False
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -136,6 +152,8 @@ def _told(value: Any) -> str:
         return f"[{', '.join(map(_told, value))}]"
     if not isinstance(value, Tensor):
         return in_words(value)
+    if value.ndim == 0:
+        return f"{float(value):g}"
     data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return f"tensor {tuple(value.shape)} {hashlib.sha256(data).hexdigest()[:8]}"
 

@@ -53,7 +53,7 @@ class RefineCAM(Explainer):
             looking = [name for name, one in METHODS.items() if issubclass(one, LayerExplainer)]
             near = difflib.get_close_matches(str(self.base), looking, n=3, cutoff=0.0)
             raise InputError(f"base={self.base!r} is no method that looks at one layer; nearest: {', '.join(near)}")
-        common = {name: getattr(self, name) for name in (*COMMON[1:], "mode", "precision")}
+        common = {name: getattr(self, name) for name in (*COMMON[1:], "mode", "precision", "input_key", "frames_first")}
         self._base = method(self.model, **common)
         given = self.layers.split(",") if isinstance(self.layers, str) else self.layers
         if given is not None and not given:

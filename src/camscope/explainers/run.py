@@ -58,7 +58,7 @@ def companies(tools: Sequence[Method]) -> list[list[int]]:
     """The numbers of the methods of each company: of those that can share passes."""
     found: dict[Hashable, list[int]] = {}
     for t, tool in enumerate(tools):
-        found.setdefault((tool.mode, tool.company), []).append(t)
+        found.setdefault((tool.mode, *tool.call_settings.values(), tool.company), []).append(t)
     return list(found.values())
 
 

@@ -119,6 +119,14 @@ class Settings(Protocol):
     precision: Precision | None
     categories: Sequence[str] | None
 
+    @property
+    def call_settings(self) -> Mapping[str, Any]:
+        """How the model is called with an input."""
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether the input may be of integers."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -135,13 +143,12 @@ class Asked:
 
 @contextmanager
 def asking(known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE) -> Iterator[Asked]:
-    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model after x."""
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x."""
     with calm(known, tool.mode), precisely(tool.precision, known) as casts:
         more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
-        inputs = prepared(checked_input(x, known), tool.precision)
-        yield Asked(
-            inputs, known.model, {"categories": tool.categories, "around": casts, "size": inputs.shape[2:], **more}
-        )
+        inputs = prepared(checked_input(x, known, tool), tool.precision)
+        settings = {"categories": tool.categories, **tool.call_settings}
+        yield Asked(inputs, known.model, {**settings, "around": casts, "size": inputs.shape[2:], **more})
 
 
 def expect_one_of(setting: str, value: object, *words: object) -> None:
@@ -190,20 +197,28 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def checked_input(x: Tensor, known: Survey) -> Tensor:
+def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
             f"another kind goes to explain)"
         )
-    if not x.is_floating_point():
+    if x.dtype == torch.bool or x.is_complex():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
+    if not x.is_floating_point() and not tool.takes_integers:
+        raise InputError(
+            f"the input is {x.dtype}, whose values can be neither changed by little nor differentiated: pass x.float() where "
+            f"the model gives the same answer, or a method that only looks at a layer, such as GradCAM"
+        )
     if x.ndim < 3:
         raise InputError(f"the input is {tuple(x.shape)}; expected (N,C,H,W), or (N,C,L), (N,C,D,H,W)")
     if x.shape[0] == 0 or x.numel() == 0:
         raise InputError(f"the batch is empty: {tuple(x.shape)}")
-    expect_channels_first(x, known.model)
+    if tool.call_settings.get("frames_first") and x.ndim != 5:
+        raise InputError(f"the input has {x.ndim} axes: a model with frames_first=True takes five, (N,T,C,H,W)")
+    if tool.call_settings.get("frames_first") is None:
+        expect_channels_first(x, known.model)
     if known.devices and x.device not in known.devices:
         places = ", ".join(map(str, known.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
@@ -211,12 +226,18 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
 
 
 def expect_channels_first(x: Tensor, model: nn.Module) -> None:
-    """An InputError for a video (N,T,C,H,W), as some models take it, whose channels are not where its axes say."""
-    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Conv3d)), None)
-    if first is not None and x.ndim == 5 and x.shape[1] != first.in_channels == x.shape[2] <= 4:
+    """An InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W), whose channels are not where others have them."""
+    if x.ndim != 5:
+        return
+    kinds = (nn.Conv2d, nn.Conv3d)
+    firsts = [next((part for part in model.modules() if isinstance(part, kind)), None) for kind in kinds]
+    counts, flat = {one.in_channels for one in firsts if one is not None}, firsts[1] is None
+    if x.shape[2] not in counts or x.shape[2] > 4:
+        return
+    if x.shape[1] not in counts or (flat and x.shape[1] == x.shape[2]):
         raise InputError(
-            f"the input {tuple(x.shape)} has its {x.shape[2]} channels behind the time; pass (N,C,T,H,W), and a model that "
-            f"takes it so: a module whose forward(self, x) returns self.model(x.transpose(1, 2))"
+            f"the input {tuple(x.shape)} seems to have its {x.shape[2]} channels behind the frames of a video, or the "
+            f"instances of a bag: pass frames_first=True to the method where it is (N,T,C,H,W), False where it is (N,C,D,H,W)"
         )
 
 

@@ -36,7 +36,7 @@ def explain_suited(
     every = [*tools, *riders]
     companies: dict[Hashable, list[Explainer]] = {}
     for tool in every:
-        companies.setdefault((tool.mode, tool.company), []).append(tool)
+        companies.setdefault((tool.mode, *tool.call_settings.values(), tool.company), []).append(tool)
     found: dict[int, Outcome] = {}
     for company in companies.values():
         found |= _asked(

@@ -36,6 +36,11 @@ class TokenAttention(Explainer):
     whole: ClassVar[bool] = False  # whether it needs the gradient at every block, and not at the last one only
     by_block: ClassVar[bool] = False  # whether it asks each block what it would answer by itself
 
+    @property
+    def takes_integers(self) -> bool:
+        """What it follows begins behind the input."""
+        return True
+
     @abstractmethod
     def relevance(self, tokens: Tokens) -> Tensor:
         """(N,T): of each token, as the method's formula has it."""

@@ -10,10 +10,18 @@ from typing import ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from camscope.errors import LayerError, ModelError
 
 GLOB = set("*?[")
+WRAPPER_ATTRIBUTES = {  # under which a wrapper keeps its model: it is a part of the names that the wrapper prints
+    "module",  # DataParallel, DistributedDataParallel, AveragedModel
+    "_orig_mod",  # torch.compile
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",  # Lightning Fabric
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,11 +59,11 @@ def here_only(hook: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module in DataParallel, DistributedDataParallel and `torch.compile`: hooks fire there, in plain Python."""
+    """The module in DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`: there hooks fire in Python."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     while True:
-        if isinstance(model, DataParallel | DistributedDataParallel):
+        if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner
@@ -65,6 +73,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     """Name and module of one layer, given by either; an unknown name is answered with the nearest ones.
+
+    A name may have or lack a wrapper's prefix: `layer4`, `module.layer4` and `_orig_mod.layer4` are one layer.
 
     >>> find_layer(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "1")
     ('1', ReLU())
@@ -83,8 +93,21 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     try:
         return layer, inner.get_submodule(layer)
     except AttributeError:
+        plain = without_wrappers(layer)
+        for name, module in inner.named_modules():
+            if plain and without_wrappers(name) == plain:
+                return name, module
         near = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
     raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(near) or 'none'}")
+
+
+def without_wrappers(name: str) -> str:
+    """The name of a layer, or a pattern of names, without the attributes of wrappers.
+
+    >>> without_wrappers("module.encoder._orig_mod.layer4")
+    'encoder.layer4'
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_ATTRIBUTES)
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
@@ -94,8 +117,11 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
         return dict([find_layer(model, wanted[0])])
     modules = dict(unwrap(model).named_modules())
     names: set[str] = set()
+    plain = {without_wrappers(name): name for name in reversed(modules)}
     for layer in wanted:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
+        if isinstance(layer, str) and not matches:
+            matches = [plain[name] for name in fnmatch.filter(plain, without_wrappers(layer))]
         names.update(matches or [find_layer(model, layer)[0]])
     return {name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_order(modules))}
 

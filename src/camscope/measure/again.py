@@ -92,6 +92,11 @@ class Again:
         found: Mode = self._settings(key_of(row)).get("mode", "eval")
         return found
 
+    def call_settings(self, row: Row) -> dict[str, Any]:
+        """How its method called the model with an image: see `Method.call_settings`."""
+        settings = self._settings(key_of(row))
+        return {name: settings.get(name) for name in ("input_key", "frames_first")}
+
     def explainers(self, given: Sequence[Explainer] = ()) -> dict[str, Explainer]:
         """By `key_of`: those of the run, made again from its facts, or `given`; InputError for what cannot be made again."""
         known = {f"{tool.title} {digest_of(tool.parameters)}": tool for tool in given}

@@ -32,6 +32,7 @@ class Case:
     x: Tensor | None
     question: Question = None
     mode: Mode = "eval"
+    call_settings: Mapping[str, Any] = field(default_factory=dict)
     rows: dict[Slot, Row] = field(default_factory=dict)
     reason: str = ""
     last: bool = False
@@ -73,7 +74,7 @@ def cases_of(again: Again, rows: Sequence[Row]) -> list[Case]:
             if row["heat"] is None:
                 raise UndefinedError(f"no map: {row['error']}")
             x = again.image(row) if x is None else x
-            case = found.setdefault((row["target"], mode), Case(x, again.question(row), mode))
+            case = found.setdefault((row["target"], mode), Case(x, again.question(row), mode, again.call_settings(row)))
             case.rows[key, sum(key == name for name, _ in case.rows)] = row
         except UndefinedError as error:
             lost.append(Case(None, rows={(key, 0): row}, reason=str(error)))

@@ -16,6 +16,7 @@ from camscope.batch.store import Store
 from camscope.batch.threads import in_order
 from camscope.errors import InputError
 from camscope.explainers import Explainer
+from camscope.explainers.keywords import with_our_names
 from camscope.explainers.scope import expect_count
 from camscope.measure.again import Again
 from camscope.measure.evidence import Evidence, evidence_of
@@ -35,6 +36,7 @@ Images = Sequence[list[dict[str, Any]]]  # the rows of each
 STEPS = 10  # the first six of them together then take 19 passes for each fill, and the last three one
 
 
+@with_our_names
 def measure(
     run: Run | str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -66,7 +66,9 @@ class Trials:
         questions: Any = [case.question for case in cases]
         tried = [one for one in self.metrics if one.needs != "explainer"]
         if tried:
-            with scoring(model, x, questions, categories=names, mode=cases[0].mode) as scores:
+            with scoring(
+                model, x, questions, categories=names, mode=cases[0].mode, call_settings=cases[0].call_settings
+            ) as scores:
                 for judged in stored(self.again, cases, x, questions, self.tools):
                     yield from self._of_maps(tried, scores, judged)
                 for judged in blind(self.again, cases, x):
@@ -97,7 +99,9 @@ class Trials:
         if not metrics:
             return
         each = [(row, self.tools[key], False) for (key, _), row in case.rows.items()]
-        controls = [(name, METHODS[name](self.again.model, mode=case.mode)) for name in EXPLAINING]
+        controls = [
+            (name, METHODS[name](self.again.model, mode=case.mode, **case.call_settings)) for name in EXPLAINING
+        ]
         each += [(of_control(case.first, name), tool, True) for name, tool in controls]
         for row, tool, control in each:
             for one in metrics:

@@ -1,9 +1,9 @@
 """Scores: one question, fixed on the clean input, and the model's answers to it for changed versions of that input."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ class Asking:
     mode: Mode
     precision: Precision | None
     categories: Sequence[str] | None
+    call_settings: Mapping[str, Any] = field(default_factory=dict)
+    takes_integers: bool = False
 
 
 class Scores:
@@ -89,6 +91,7 @@ def scoring(
     mode: Mode = "eval",
     precision: Precision | None = None,
     batch_size: int | None = None,
+    call_settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Scores]:
     """Inside the `with` the model is asked about x (N,C,*S) and versions of it; it is left as it was, as by an explainer.
 
@@ -98,7 +101,7 @@ def scoring(
     expect_one_of("mode", mode, "eval", "as_is")
     expect_one_of("precision", precision, None, "bf16")
     expect_count(None, batch_size=batch_size)
-    with asking(survey(model), Asking(mode, precision, categories), x, companions) as asked:
+    with asking(survey(model), Asking(mode, precision, categories, call_settings or {}), x, companions) as asked:
         scores = Scores(asked, target, batch_size)
         try:
             yield scores

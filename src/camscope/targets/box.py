@@ -1,19 +1,33 @@
 """Box: a question of one detection among those that a detector returns."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from camscope.errors import TargetError
 from camscope.targets.classes import index_of
-from camscope.targets.outputs import part_of
+from camscope.targets.outputs import full_precision, part_of
 from camscope.targets.questions import one_class
 from camscope.targets.target import Names, Scene, Target, numbers_in
 
 MATCHED = 0.5  # overlap that makes a detection the one that is meant
+Activation = Literal["softmax", "sigmoid"]
+DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentation)$")  # of Hugging Face
+
+
+@dataclass(frozen=True)
+class DetectionHead:
+    """The class scores of a Hugging Face detector, as its config describes them.
+
+    `n_labels`: the number of classes; None where the classes are texts that the caller passes in.
+    """
+
+    n_labels: int | None
+    focal_loss: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,9 @@ class Box(Target):
     Detections are matched in every pass anew, as a perturbed image may have others (Petsiuk et al. 2021); the overlap is
     a factor, not differentiated. `x0, y0, x1, y1`: left, top, right, bottom on the original image, or on the model's
     input where a tensor is explained. `of`: class index or name; None: that of the detection that overlaps most. Outputs:
-    those of torchvision's detectors and of Hugging Face's DETR family. A channel's weight holds for the whole image:
+    those of torchvision's detectors and of Hugging Face's detectors. `activation`: how class logits become probabilities:
+    "softmax", where the last class means "no object" (DETR, YOLOS), or "sigmoid", where there is no such class (Deformable
+    DETR, RT-DETR); None: as the config of a Hugging Face model has it. A channel's weight holds for the whole image:
     `hirescam`, `layercam` and `gradcam-elementwise` keep what belongs to one box, `gradcam` shows its class anywhere.
     """
 
@@ -40,6 +56,8 @@ class Box(Target):
     x1: float
     y1: float
     of: int | str | None = None
+    activation: Activation | None = field(default=None, kw_only=True)
+    heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
     size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     dense = True
@@ -53,11 +71,17 @@ class Box(Target):
             object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
+        if self.activation not in (None, *get_args(Activation)):
+            raise TargetError(f"Box(activation={self.activation!r}): expected 'softmax', 'sigmoid' or None")
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
         """x0, y0, x1, y1"""
         return self.x0, self.y0, self.x1, self.y1
+
+    def for_model(self, model: nn.Module) -> "Box":
+        """The box, with the class counts of the model's configs."""
+        return replace(self, heads=detection_heads(model)) if self.activation is None else self
 
     def in_scene(self, scene: Scene) -> "Box":
         """The box on the model's input."""
@@ -80,8 +104,8 @@ class Box(Target):
 
     def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Box":
         """The class, fixed; TargetError where no detection is meant."""
-        known = replace(self, size=tuple(size))
-        found = detections(output, known.size)
+        known = replace(self, size=tuple(size), activation=self._activation(output))
+        found = detections(output, known.size, known.activation)
         # a list of detections has the classes that were found, no more: how many there are it does not say
         count = len(categories or ()) if isinstance(output, list | tuple) else found[0].chances.shape[1]
         if isinstance(self.of, str) or (self.of is not None and count):
@@ -100,12 +124,17 @@ class Box(Target):
 
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
-        return torch.stack([self._score(one) for one in detections(output, self.size)])
+        return torch.stack([self._score(one) for one in detections(output, self.size, self._activation(output))])
 
     def words(self, sample: int, name: Names) -> str:
         """`nodule in the box (10, 20, 50, 60)`"""
         label = name(self.of) if isinstance(self.of, int) else "what is"
         return f"{label} in the box ({', '.join(f'{value:.4g}' for value in self.corners)}) of the input"
+
+    def _activation(self, output: Any) -> Activation | None:
+        """That of the output's class logits; None where it has none, or where nothing tells."""
+        logits = part_of(output, "logits")
+        return self.activation or (None if logits is None else activation_of(self.heads, logits.shape[-1]))
 
     def _score(self, found: Detections) -> Tensor:
         if len(found.boxes) == 0:
@@ -134,8 +163,36 @@ class Box(Target):
         return float(overlaps[best]), index, near
 
 
-def detections(output: Any, size: tuple[int, ...] | None) -> list[Detections]:
-    """What a detector returned for each sample; `size`: of the model's input, for boxes given as parts of it."""
+def detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
+    """The heads of the Hugging Face detectors in a model, the outermost first."""
+    heads = []
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or not any(DETECTION_MODELS.search(cls.__name__) for cls in type(module).__mro__):
+            continue
+        n_labels = None if hasattr(config, "text_config") else getattr(config, "num_labels", None)
+        heads.append(DetectionHead(n_labels, getattr(config, "use_focal_loss", True)))
+    return tuple(heads)
+
+
+def activation_of(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
+    """How logits of so many columns become probabilities; None where no head has as many.
+
+    A column beyond the labels is the no-object class of a softmax.
+    """
+    for head in heads:
+        if head.n_labels is None:
+            return "sigmoid"
+        if n_logits in (head.n_labels, head.n_labels + 1):
+            return "sigmoid" if head.focal_loss and n_logits == head.n_labels else "softmax"
+    return None
+
+
+def detections(output: Any, size: tuple[int, ...] | None, activation: Activation | None = None) -> list[Detections]:
+    """What a detector returned for each sample.
+
+    `size`: of the model's input, for boxes given as parts of it. `activation`: see `Box`; for class logits only.
+    """
     if isinstance(output, list | tuple) and output and all(_is_listed(one) for one in output):
         return [_listed(one) for one in output]
     boxes, logits = (part_of(output, name) for name in ("pred_boxes", "logits"))
@@ -146,10 +203,17 @@ def detections(output: Any, size: tuple[int, ...] | None) -> list[Detections]:
         )
     if size is None:
         raise TargetError("a Box of an output whose boxes are parts of the input must be settled by a first pass")
+    if activation is None:
+        raise TargetError(
+            f"the {logits.shape[-1]} class logits of each box may or may not end with a no-object class, and the model has "
+            f"no Hugging Face config that decides: pass Box(..., activation='softmax') where the last one is 'no object', "
+            f"else activation='sigmoid'"
+        )
     height, width = size
     centre, extent = boxes.unflatten(2, (2, 2)).unbind(2)
     corners = torch.cat([centre - extent / 2, centre + extent / 2], 2) * boxes.new_tensor([width, height] * 2)
-    chances = logits.float().softmax(2)[..., :-1]  # the last one is none of them
+    scores = full_precision(logits)
+    chances = scores.sigmoid() if activation == "sigmoid" else scores.softmax(2)[..., :-1]
     return [Detections(*pair) for pair in zip(corners, chances, strict=True)]
 
 

@@ -41,6 +41,10 @@ class Output(Target):
         """The inner question there."""
         return replace(self, score=self.score and self.score.viewed(flips, size))
 
+    def for_model(self, model: nn.Module) -> "Output":
+        """The inner question, for that model."""
+        return replace(self, target=self.target.for_model(model)) if isinstance(self.target, Target) else self
+
     def in_scene(self, scene: Scene) -> "Output":
         """The inner question there."""
         return replace(self, target=self.target.in_scene(scene)) if isinstance(self.target, Target) else self

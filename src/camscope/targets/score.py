@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError
+from camscope.signatures import input_key_of
 from camscope.structure import leaves, mapped
 from camscope.targets.classes import pair_of
 from camscope.targets.outputs import (
@@ -23,6 +24,13 @@ from camscope.targets.outputs import (
 from camscope.targets.questions import Question, plain
 from camscope.targets.target import Names, Target
 
+INTEGERS = {  # as torch spells them in errors
+    torch.uint8: ("byte", "unsigned char"),
+    torch.int8: ("char",),
+    torch.int16: ("short",),
+    torch.int32: ("int",),
+    torch.int64: ("long",),
+}
 SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
 
 
@@ -33,8 +41,9 @@ class Score:
 
     `target`: a class index; a class name, one of `categories`; a Difference of two; None, each sample's top class; a
     sequence or tensor (N,) with one of these per sample; a Target, such as Region, Box or Similarity; or any callable
-    output -> (N,). `args`, `kwargs`: handed to the
-    model after x. `classes` (N,): known after the first call, None where the score is not one class's.
+    output -> (N,). `args`, `kwargs`: handed to the model with x. `input_key`: see `signatures.input_key_of`.
+    `frames_first`: the model takes (N,T,C,H,W) where x is (N,C,T,H,W). `classes` (N,): known after the first call, None
+    where the score is not one class's.
     Raises TargetError: on a bad kind of target at once, on a class that the output does not have at the first call.
 
     >>> score = Score(nn.Identity(), ["dog", None], categories=["cat", "dog"])
@@ -54,6 +63,8 @@ class Score:
         kwargs: Mapping[str, Any] | None = None,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         size: Sequence[int] = (),
+        input_key: str | None = None,
+        frames_first: bool | None = None,
     ) -> None:
         if isinstance(target, type):
             raise TargetError(
@@ -61,7 +72,10 @@ class Score:
             )
         self.model, self._args, self._kwargs, self.around = model, args, dict(kwargs or {}), around
         self.target = target if callable(target) else _each(target) or plain(target)
+        if isinstance(self.target, Target):
+            self.target = self.target.for_model(model)
         self.categories = categories
+        self._input_key, self._frames_first = input_key, frames_first
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
@@ -82,7 +96,9 @@ class Score:
         version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self.around():
-            output = self.model(x, *args, **kwargs)
+            key = input_key_of(self.model, self._input_key)
+            given = x.transpose(1, 2) if self._frames_first else x
+            output = self.model(given, *args, **kwargs) if key is None else key.call(self.model, given, args, kwargs)
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
@@ -259,6 +275,11 @@ def _types_named(model: nn.Module, x: Tensor) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if any(name in str(error).lower() for name in INTEGERS.get(x.dtype, ())):
+            raise InputError(
+                f"the input is {_spelled(x.dtype)}, and the model does not convert it: pass x.float(), or the floats that the "
+                f"model's preprocessing makes of it"
+            ) from error
         own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
         said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
         if x.dtype in own or SPOKEN.get(x.dtype) not in said or said.isdisjoint(SPOKEN.get(dtype, "") for dtype in own):
@@ -279,6 +300,10 @@ class Each(Target):
     def __init__(self, questions: Sequence[Question]) -> None:
         self.questions = list(questions)
         self._scores: list[Score] = []
+
+    def for_model(self, model: nn.Module) -> "Each":
+        """Each question, for that model."""
+        return Each([one.for_model(model) if isinstance(one, Target) else one for one in self.questions])
 
     @property
     def dense(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from camscope.errors import TargetError
 from camscope.targets.classes import index_of, pair_of
@@ -54,6 +54,10 @@ class Target(ABC):
     @abstractmethod
     def words(self, sample: int, name: Names) -> str:
         """The question of one sample in words; `name`: of a class."""
+
+    def for_model(self, model: nn.Module) -> "Target":
+        """The same question with what it needs to know of the model itself; called once for each score."""
+        return self
 
     def in_scene(self, scene: Scene) -> "Target":
         """The same question of the model's input; the same where it says nothing of the original."""

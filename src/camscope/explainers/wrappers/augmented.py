@@ -43,6 +43,11 @@ class Augmented(Wrapper):
             raise InputError(f"flips={flips!r}: expected True, False, or spatial axes, e.g. 0 or (0, 1)")
         self.explainer, self.flips, self.scales = explainer, flips, tuple(scales)
 
+    @property
+    def takes_integers(self) -> bool:
+        """Whether the inner one does, and no view is interpolated."""
+        return super().takes_integers and set(self.scales) == {1.0}
+
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The mean over all views."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each has a layer of its own

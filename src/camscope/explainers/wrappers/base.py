@@ -29,8 +29,8 @@ class Wrapper(Explainer):
         expect_alike(inner)
         first, self.inner = inner[0], inner
         for one in inner[1:]:
-            if (one.mode, one.precision) != (first.mode, first.precision):
-                raise InputError(f"{first!r} and {one!r} differ in mode or precision")
+            if (one.mode, one.precision, one.call_settings) != (first.mode, first.precision, first.call_settings):
+                raise InputError(f"{first!r} and {one!r} differ in mode, precision, input_key or frames_first")
         super().__init__(
             first.model,
             preprocess=first.preprocess,
@@ -38,6 +38,7 @@ class Wrapper(Explainer):
             mode=first.mode,
             on_nonfinite=first.on_nonfinite,
             precision=first.precision,
+            **first.call_settings,
         )
 
     @abstractmethod
@@ -53,6 +54,20 @@ class Wrapper(Explainer):
         return self.maps(x, [score])[0].heat
 
     @property
+    def setting_names(self) -> frozenset[str]:
+        """Those of the inner ones, too."""
+        return super().setting_names.union(*(one.setting_names for one in self.inner))
+
+    def with_settings(self, **settings: Any) -> Self:
+        """The same wrapper round inner ones with other settings, each with those that it has."""
+        return self._round(
+            [
+                one.with_settings(**{name: value for name, value in settings.items() if name in one.setting_names})
+                for one in self.inner
+            ]
+        )
+
+    @property
     def title(self) -> str:
         """`gradcam, denoised`."""
         return f"{' + '.join(dict.fromkeys(one.title for one in self.inner))}, {self.name}"
@@ -61,6 +76,11 @@ class Wrapper(Explainer):
     def takes_gradients(self) -> bool:
         """Whether an inner one does."""
         return any(one.takes_gradients for one in self.inner)
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether all inner ones do."""
+        return all(one.takes_integers for one in self.inner)
 
     def asked(self, target: Question) -> Question:
         """The question as the inner ones put it, which must be one."""

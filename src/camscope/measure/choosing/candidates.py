@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.arrangement import at_layers, has_layer, takes_layers
+from camscope.explainers.run import run
 from camscope.explainers.scope import calm, survey
 from camscope.layers import choose_layer, spatial_layers
 from camscope.targets import Score
@@ -39,7 +40,7 @@ def candidates(
         chosen = places if has_layer(kind) and not takes_layers(kind) else None
         for tool in at_layers(kind, model, chosen, dict(settings or {})):
             try:
-                tool.attribute(x)
+                run([tool], x, [None])
             except CamscopeError:
                 if methods is not None and layers is not None:
                     raise

@@ -14,6 +14,7 @@ import numpy as np
 
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import Explainer
+from camscope.explainers.run import run
 from camscope.measure.choosing.judging import home_of, judged
 from camscope.measure.choosing.race import FEWEST, decided, left_over, order, without_losers, witnesses
 from camscope.measure.choosing.standing import (
@@ -151,7 +152,10 @@ def shows_the_image(tool: Explainer, samples: Sequence[Sample], seed: int) -> st
     for one in samples[:4]:
         x = one.item.x[None]
         try:
-            pair = [each.attribute(x.to(home_of(each)), one.target)[0].detach().cpu().numpy() for each in (tool, other)]
+            pair = [
+                run([each], x.to(home_of(each)), [one.target])[0].maps[0].heat[0].detach().cpu().numpy()
+                for each in (tool, other)
+            ]
             found.append(spearman(*pair))
         except (CamscopeError, ArithmeticError):
             continue

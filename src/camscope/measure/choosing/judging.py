@@ -11,6 +11,7 @@ from torch import Tensor
 
 from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
+from camscope.explainers.run import run
 from camscope.explainers.scope import home
 from camscope.geometry import Placement
 from camscope.hooks.base import unwrap
@@ -33,14 +34,16 @@ def judged(racing: Sequence[Standing], samples: Sequence[Sample], steps: int, re
     maps = []
     for one in racing:
         begin = time.perf_counter()
-        maps.append(on_input(one.tool.attribute(x, targets), x))
+        maps.append(on_input(run([one.tool], x, [targets])[0].maps[0].heat, x))
         one.seconds += time.perf_counter() - begin
         one.images += len(samples)
         one.first = one.first or list(maps[-1])
     ties = [
         zlib.crc32(one.item.x.detach().cpu().numpy().tobytes(), seed) for one in samples
     ]  # each image its own order
-    with scoring(model, x, targets, categories=racing[0].tool.categories) as scores:
+    with scoring(
+        model, x, targets, categories=racing[0].tool.categories, call_settings=racing[0].tool.call_settings
+    ) as scores:
         for one, heat in zip(racing, maps, strict=True):
             trials = [Trial(heat, scores, fill, steps, region, seed, ties) for fill in FILLS]
             gaps = [METRICS[FAITHFULNESS](trial).array for trial in trials]
