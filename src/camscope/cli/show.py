@@ -22,6 +22,7 @@ def run(
         str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
     ] = "page.html",
     source: scans.ScansOption = None,
+    fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """A contact sheet of a run: one page of HTML that needs nothing else. The columns of a row are those of the run."""
@@ -33,7 +34,7 @@ def run(
     from camscope.batch.page import sheet
     from camscope.files import write_bytes
 
-    found, query = Run(folder, source), Query(where, sort, limit)
+    found, query = Run(folder, source, fetch=fetch), Query(where, sort, limit)
     matching = query.matching(found.dataset)
     if not matching:
         base.complain(f"no row of {len(found):,} matches: {where}")
