@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from camscope.errors import OutputError
 
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
@@ -110,12 +110,12 @@ def path_in(folder: str | os.PathLike[str], *names: str) -> Path:
     """The path of an output in `folder`, through subfolders if there are several names.
 
     OutputError where a name holds anything but ASCII letters, digits, `.`, `_` and `-`, begins with `.` or `-`, or is longer than
-    200 characters; and where a link leads out of `folder`.
+    240 characters; and where a link leads out of `folder`.
     """
     for name in names:
         if not FILE_NAME.fullmatch(name):
             raise OutputError(
-                f"{name[:200]!r} is not a safe file name: expected at most 200 ASCII letters, digits, '.', '_' and '-', "
+                f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
                 "the first a letter, a digit or '_'"
             )
     path = Path(folder, *names)
@@ -140,7 +140,7 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> Buff
 
     It never waits for a pipe.
     """
-    _expect_regular(os.stat(path), limit)  # noqa: PTH116 - opening a device may already change it
+    expect_regular(path, limit)  # before it is opened, which may already change a device
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     try:
         _expect_regular(os.fstat(file.fileno()), limit)  # it may have been replaced since
@@ -148,6 +148,11 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> Buff
         file.close()
         raise
     return file
+
+
+def expect_regular(path: str | os.PathLike[str], limit: int | None = None) -> None:
+    """OSError for a pipe, a device, a socket, a folder, or a file of more than `limit` bytes; nothing is opened."""
+    _expect_regular(os.stat(path), limit)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 
 def expect_regular_files(folder: str | os.PathLike[str]) -> None:

@@ -289,7 +289,7 @@ class Subject:
         source = name if name in columns else str(self.place_of(name))
         found = evidence_of(source, columns, places, anywhere=data.root == "")
         if isinstance(found, Column):
-            found.expect_inside(table[name].unique().to_pylist())
+            found.expect_inside(table[found.name].to_pylist())
         return found
 
     def place_of(self, name: str) -> Path:

@@ -125,12 +125,16 @@ class Collection:
             if images is not None:
                 return images[row["row"]]
             return self.locations.read(path)
+        except ImageError:
+            raise
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from (None if self.private else error)
         except Exception as error:  # a store's own package may raise anything
-            if self.private and not isinstance(error, ImageError):  # its words may be those of the file's name
+            if self.private:  # its words may be those of the file's name
                 why = getattr(error, "strerror", None) or type(error).__name__
                 raise ImageError(f"{path}: it cannot be read: {why}") from None
+            if isinstance(error, InputError):
+                raise ImageError(str(error)) from error
             if not isinstance(error, OSError | ValueError):
                 raise
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error

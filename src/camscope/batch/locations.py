@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from camscope.errors import ImageError, InputError, MissingExtraError
-from camscope.files import open_regular
+from camscope.files import expect_regular, open_regular
 from camscope.images.listing import PICTURES, is_medical
 from camscope.images.sources import MAX_BYTES, selected
 
@@ -136,7 +136,7 @@ def fetched(place: str) -> bytes | Path:
     if file.is_dir():
         return Path(place)
     if is_medical(place):
-        open_regular(file).close()
+        expect_regular(file)
         return Path(place)
     return bytes_of(place)
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 LEFT_OUT = ("grid", "heat", "input_size", "image_size", "placement")
 HOTTEST = "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 BREAKS = r";,|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029"  # where a spreadsheet may split a line, or end it
-NUMBER = rf"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[\]}}\"\s]*(?:$|[{BREAKS}])"
-# the beginning of a text, or a break; white space and quotation marks; then what a formula begins with, unless it is a number
-FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"]*)(?!{NUMBER})(?=[=+\-@＝＋－＠])")
+# the beginning of a text, or a break; white space and quotation marks; then what a formula begins with
+FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"]*)(?=[=+\-@＝＋－＠])")
 
 
 def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:
@@ -62,10 +62,13 @@ class Cells:
 
         Where the comma is the decimal mark, spreadsheets split lines at semicolons.
         """
-        if value is None or isinstance(value, int | float):
-            return value
         if isinstance(value, Mapping | list | tuple):
-            value = json.dumps(value, default=str, ensure_ascii=False) if value else ""
+            text = json.dumps(value, default=str, ensure_ascii=False) if value else ""
+            if '"' not in text:  # numbers alone
+                return text
+            value = text
+        if value is None or isinstance(value, int | float) or NUMBER.fullmatch(str(value)):
+            return value
         text, count = FORMULA.subn(r"\1'", str(value))
         self.changed += count > 0
         return text

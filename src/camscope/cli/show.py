@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import bars, base, scans
+from camscope.cli import bars, base, mapping, scans
 from camscope.cli.paths import check_free
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
@@ -39,6 +39,7 @@ def run(
     if not matching:
         base.complain(f"no row of {len(found):,} matches: {where}")
         raise typer.Exit(base.FAILED)
+    mapping.tell_not_fetched(found)
     with bars.bar("drawing", min(limit, matching), base.err()) as bar:
         made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)

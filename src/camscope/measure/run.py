@@ -202,7 +202,7 @@ def evidence_for(
     known = evidence_of(source, names, places, categories, anywhere=anywhere)
     if isinstance(known, Column):
         table = run.table([known.name]) if origin is None else origin.table
-        known.expect_inside(table[known.name].unique().to_pylist())
+        known.expect_inside(table[known.name].to_pylist())
     return known
 
 
