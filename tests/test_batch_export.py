@@ -156,7 +156,7 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers(run, tmp_path):
     assert made.apostrophes == 4  # three cells and a name of a column
     cells = Cells()
     assert [cells.text(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])] == [
-        *(-5, -0.5, None, "-1e9", "'-1e9x", "'\t=1", "'＝1", "a=1", '["=1"]', "")
+        *(-5, -0.5, None, "-1e9", "'-1e9x", "'\t'=1", "'＝1", "a=1", '["=1"]', "")
     ]
 
 

@@ -132,8 +132,10 @@ def test_a_dataset_of_hugging_face_is_read_undecoded_with_its_columns(model, tmp
     dataset.save_to_disk(tmp_path / "disk")
     by_name = run_batch(GradCAM(model), f"hf:{tmp_path / 'disk'}", tmp_path / "named")
     assert (by_name.images, by_name.failures) == (3, 0)
-    run = Run(tmp_path / "named")
+    run = Run(tmp_path / "named", fetch=True)
     rows = run.table().to_pylist()
+    with pytest.raises(ImageError, match="fetched on request only: pass --fetch"):
+        Run(tmp_path / "named").photo(rows[2])
     np.testing.assert_array_equal(run.photo(rows[2]), np.asarray(pictures(3)[2]))
     with pytest.raises(ImageError, match="Run\\(folder, dataset\\)"):
         Run(tmp_path / "out").photo(rows[0])

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import gzip
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -22,7 +23,7 @@ import pydicom
 from pydicom.encaps import encapsulate
 from pydicom.uid import JPEGLosslessSV1, generate_uid
 
-from camscope.batch import inspect_images, reading
+from camscope.batch import inspect_images
 from camscope.batch.inspection import CODES
 from camscope.batch.inspection.columns import Coded, crossing, repeated
 from camscope.batch.inspection.facts import Facts, digest_of_pixels
@@ -612,7 +613,7 @@ def test_all_of_pydicoms_files_are_accounted_for():
 
 def test_a_file_is_read_once_and_threads_change_nothing(planted, monkeypatch):
     opened = []
-    original = Path.open
+    original, plain = Path.open, os.open
 
     def counted(self, *words, **more):
         opened.append(self.name)
@@ -620,11 +621,11 @@ def test_a_file_is_read_once_and_threads_change_nothing(planted, monkeypatch):
 
     def plainly(path, *words, **more):
         opened.append(Path(path).name)
-        return open(path, *words, **more)  # noqa: PTH123
+        return plain(path, *words, **more)
 
     path = planted.list()
     monkeypatch.setattr(Path, "open", counted)
-    monkeypatch.setattr(reading, "open", plainly, raising=False)
+    monkeypatch.setattr(os, "open", plainly)
     made = inspect_images(path, threads=1)
     assert sorted(name for name in opened if name.endswith((".dcm", ".png"))) == sorted(
         path.name for path in planted.folder.iterdir() if path.suffix in (".dcm", ".png")

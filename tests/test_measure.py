@@ -19,6 +19,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.locations import Locations  # noqa: E402
 from camscope.explanation import Explanation  # noqa: E402
 from camscope.measure import Measures, evidence_of, measure  # noqa: E402
 from camscope.measure.agreement import Agreement  # noqa: E402
@@ -113,7 +114,7 @@ def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
     write_study(study, tmp_path)
     n = int(np.flatnonzero(study.labels == 1)[0])
     row = {"row": n, "mask": f"mask/{n:05d}.tiff"}
-    assert (Column("mask", tmp_path).mask(row, (32, 32, 32)) == study.lesion_masks[n]).all()
+    assert (Column("mask", Locations(tmp_path)).mask(row, (32, 32, 32)) == study.lesion_masks[n]).all()
 
 
 def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path):

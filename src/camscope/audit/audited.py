@@ -31,7 +31,7 @@ from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError
-from camscope.files import write_bytes
+from camscope.files import expect_regular_files, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +72,7 @@ class AuditRun:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        expect_readable(self.folder)
         if not (self.folder / PLAN).is_file():
             raise InputError(f"{folder}: no audit is here")
         if not (self.folder / writing.SUMMARY).is_file():
@@ -148,6 +149,14 @@ class AuditRun:
             for one in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
+
+
+def expect_readable(folder: Path) -> None:
+    """InputError where an audit that someone else may have made holds what reading would wait for, as a pipe."""
+    try:
+        expect_regular_files(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: no audit can be read there: {error.strerror or error}") from error
 
 
 def _said(one: Verdict) -> str:

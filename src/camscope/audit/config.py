@@ -45,6 +45,8 @@ class Data(_Part):
     `evidence`: where the finding is, as `camscope measure --masks` takes it; of several findings a table, finding -> where.
     `beside`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotated`: who said where
     findings are, and which images have one, in words.
+    `root`: the folder that the paths in the manifest begin in and may not leave, images and masks alike; default: the
+    manifest's own; "": any path may be named.
     `split`, `use`: only rows of this split.
     `subgroups`: columns by which answers and maps are compared, whose levels the report shows, so none that names an image
     or a patient. `images`: at most so many, drawn by the seed.
@@ -267,7 +269,7 @@ def _placed(plain: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     data, model = made.get("data"), made.get("model")
     if isinstance(data, dict):
         for name in ("manifest", "root"):
-            if isinstance(data.get(name), str):
+            if isinstance(data.get(name), str) and data[name]:  # root = "" lets paths lead anywhere
                 data[name] = placed_source(data[name], folder)
         data["beside"] = str(folder / str(data.get("beside", "")))
     if isinstance(model, dict):

@@ -11,16 +11,19 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from camscope.audit.subject import THREADS, Subject
+from camscope.batch.locations import Locations
 from camscope.batch.manifest import arrow
 from camscope.batch.reading import sha256_of
-from camscope.errors import MissingExtraError, UndefinedError
-from camscope.measure.evidence import Coco, Column, Files
+from camscope.errors import CamscopeError, MissingExtraError, UndefinedError
+from camscope.files import open_regular
+from camscope.measure.evidence import Coco, Column, Files, is_mask_path, mask_source
 from camscope.measure.namesakes import Namesakes
 from camscope.models import LIBRARIES
 
 T = TypeVar("T")
 U = TypeVar("U")
 TIMES = ("seconds",)  # columns of a table that no second run repeats
+ANYWHERE = Locations(confined=False)  # files that the config names, or lie in a folder that it names
 NONE = "none"  # where there is nothing that could have a digest
 OFTEN = 32  # images after which it is told how many are done
 PIECE = 1024  # files that are read before their digests are taken in
@@ -30,7 +33,7 @@ _IMAGES: WeakKeyDictionary[Subject, dict[str, str | None]] = WeakKeyDictionary()
 
 def of_bytes(path: str | Path) -> str:
     """Of a file, byte by byte, 64 hex digits."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -122,34 +125,35 @@ def _of_masks(subject: Subject) -> str:
         return NONE
     sha = hashlib.sha256()
     for part, name in named.items():
-        for (what, _), found in _each(lambda one: _there(one[1]), () if name is None else _masks(subject, name)):
+        for (what, _), found in _each(lambda one: _there(*one[1]), () if name is None else _masks(subject, name)):
             sha.update(f"{part}\n{what}\n{found}\n".encode())
     return sha.hexdigest()
 
 
-def _masks(subject: Subject, name: str) -> Iterator[tuple[str, Path]]:
-    """The files that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
+def _masks(subject: Subject, name: str) -> Iterator[tuple[str, tuple[Locations, str]]]:
+    """The masks that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
     known = subject.evidence_in(name)
     if isinstance(known, Column):
         for row, value in subject.column(known.name).items():
-            if isinstance(value, str) and value and not value.lstrip().startswith("["):
-                yield str(row), known.root / value
+            if is_mask_path(value):
+                yield str(row), (known.locations, value)
     elif isinstance(known, Files):
         named = Namesakes(((file, file) for file in known.files), stems=True)
         for row, path in subject.column("path").items():
             with suppress(UndefinedError):  # of several of its name none is asked
                 if file := named.of(path):
-                    yield str(row), Path(file)
+                    yield str(row), (ANYWHERE, file)
     elif isinstance(known, Coco):
-        yield "annotations", subject.place_of(name)
+        yield "annotations", (ANYWHERE, str(subject.place_of(name)))
         for _, _, annotated in known.known:
             for one in annotated:
                 if "mask_file" in one:
-                    yield str(one["mask_file"]), known.folder / str(one["mask_file"])
+                    yield str(one["mask_file"]), (known.locations, str(one["mask_file"]))
 
 
-def _there(file: Path) -> str:
+def _there(places: Locations, path: str) -> str:
     try:
-        return of_bytes(file)
-    except OSError:
+        source = mask_source(places, path)
+        return hashlib.sha256(source).hexdigest() if isinstance(source, bytes) else of_bytes(source)
+    except (CamscopeError, OSError):
         return "missing"

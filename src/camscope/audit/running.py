@@ -26,7 +26,7 @@ from camscope.audit.stages.sanity import sanity
 from camscope.audit.stages.shortcut import shortcut
 from camscope.audit.subject import Subject
 from camscope.errors import OutputError
-from camscope.files import write_bytes
+from camscope.files import path_in, write_bytes
 
 PLAN, STAGES, IMAGES = "audit.json", "stages", "images"
 FORESEEN_AFTER = "resolve"  # which has tried the model and the methods
@@ -117,7 +117,7 @@ def _done(subject: Subject, name: str, job: Job, told: Telling) -> Stage:
         subject.told = lambda done, total: told(name, done, total)
         part = job.work(subject)
     written = as_json(part.model_dump(mode="json"))
-    write_bytes(subject.folder / STAGES / f"{name}.json", written)
+    write_bytes(path_in(subject.folder, STAGES, f"{name}.json"), written)
     provenance.note(subject.folder, {"stage": name, "seconds": round(time.monotonic() - begun, 3)})
     return job.kind.model_validate_json(written)  # as a second start reads it, in the order of the file
 

@@ -8,6 +8,7 @@ from camscope.audit.schema import Line, Measured
 from camscope.audit.subject import Finding, Subject
 from camscope.batch import Manifest, Run, run_batch
 from camscope.batch.manifest import arrow
+from camscope.files import path_in
 from camscope.measure import measure
 
 CHUNK = 8  # images that are lost where an audit is stopped: each takes long
@@ -19,7 +20,8 @@ def measured(subject: Subject, name: str, count: int, salt: int, metrics: tuple[
     for finding in subject.findings:
         rows = subject.sampled(count, salt, finding, only=True)
         images += len(rows)
-        found += _measured(subject, subject.folder / name / str(finding.index), finding, rows, metrics) if rows else []
+        place = path_in(subject.folder, name, str(finding.index))
+        found += _measured(subject, place, finding, rows, metrics) if rows else []
     if not images:
         return Measured(tested=False, reason="no image with a finding has an answer")
     return Measured(images=images, formulas=formulas(found), lines=tuple(found))

@@ -98,7 +98,7 @@ def _data(
     columns = ", ".join(f"{_text(finding)} = {_text(column)}" for finding, column in labels.items())
     yield "[data]"
     yield f"manifest = {_text(manifest)}"
-    yield _optional("root", root, "where relative paths begin; default: the folder of the manifest")
+    yield _optional("root", root, "the folder that paths may not leave; default: the manifest's; empty: any path")
     yield _optional("label", label, "each image's class, by name or number")
     words = "for each finding a column of 0 and 1, in place of label"
     yield f"labels = {{ {columns} }}  # {words}" if labels else f'# labels = {{ finding = "column" }}  # {words}'

@@ -24,7 +24,7 @@ from camscope.cards import card_of
 from camscope.errors import InputError, TargetError
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.scope import home
-from camscope.measure.evidence import Evidence, evidence_of
+from camscope.measure.evidence import Column, Evidence, evidence_of
 from camscope.measure.making import some_of
 from camscope.models import load_model
 from camscope.targets.classes import index_of
@@ -284,8 +284,13 @@ class Subject:
 
     def evidence_in(self, name: str) -> Evidence:
         """What a column, a folder or a file of masks says."""
-        columns = self.manifest.table.column_names
-        return evidence_of(name if name in columns else str(self.place_of(name)), columns, self.base)
+        table, data = self.manifest.table, self.config.data
+        columns, places = table.column_names, replace(self.manifest.locations, root=self.base)
+        source = name if name in columns else str(self.place_of(name))
+        found = evidence_of(source, columns, places, anywhere=data.root == "")
+        if isinstance(found, Column):
+            found.expect_inside(table[found.name].to_pylist())
+        return found
 
     def place_of(self, name: str) -> Path:
         """Where a folder or a file of masks is; what is none stays as it is written."""

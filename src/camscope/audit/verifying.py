@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from camscope.audit import provenance
-from camscope.audit.audited import AuditRun
+from camscope.audit.audited import AuditRun, expect_readable
 from camscope.audit.checked import Checked
 from camscope.audit.config import Config
 from camscope.audit.digesting import of_images, of_input, others
@@ -52,6 +52,7 @@ def verified(
     read, of how many. InputError where no finished audit is.
     """
     place = Path(folder)
+    expect_readable(place)
     try:
         written = (place / provenance.FILE).read_bytes()
     except OSError as error:

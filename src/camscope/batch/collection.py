@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow, placed
+from camscope.batch.locations import Locations
+from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow
 from camscope.batch.private import Places, privately
 from camscope.batch.query import Pieces, Query, as_dicts
-from camscope.batch.reading import fetched, sha256_of
+from camscope.batch.reading import sha256_of
 from camscope.batch.rows import FAILED
 from camscope.batch.sources import LIBRARIES, manifest_of
 from camscope.batch.store import Store
@@ -30,10 +31,16 @@ if TYPE_CHECKING:
 
 
 class Collection:
-    """The rows of a run, their maps and their images."""
+    """The rows of a run, their maps and their images.
 
-    def __init__(self, folder: str | os.PathLike[str], dataset: Any = None) -> None:
+    `dataset`: what the run was made of, as `run_batch` took it; the images are then read from there. `fetch`: whether images
+    that are not on this machine are fetched: those behind URLs, and datasets that the run names. Without it, reading a run
+    that someone else made contacts no other machine and downloads nothing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], dataset: Any = None, *, fetch: bool = False) -> None:
         self.folder, self._given, self._opening = Path(folder), dataset, threading.Lock()
+        self.fetch = fetch
         facts = Store(folder).facts
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
@@ -86,26 +93,48 @@ class Collection:
         return seen(source, self.facts["made_with"].get("window"))
 
     def expect_images(self) -> None:
-        """ImageError where the images are those of a dataset that is not given."""
+        """ImageError where the images are those of a dataset that is not given, or would have to be fetched."""
         with self._opening:
             _ = self._images
+        if count := self.not_fetched:
+            raise ImageError(f"{count} images of the run are not on this machine; to fetch them pass --fetch")
+
+    @property
+    def not_fetched(self) -> int:
+        """How many images are not on this machine, and not fetched because nobody asked for it."""
+        made = self.facts["made_with"]["manifest"]
+        if self.fetch or self._given is not None or made["dataset"] == PRIVATE:
+            return 0
+        if made["dataset"] is not None:
+            return int(made["rows"]) if made["dataset"].startswith(LIBRARIES) else 0
+        paths = self.dataset.to_table(columns=["path"])["path"].unique().to_pylist()
+        return sum(path is not None and self.locations.is_elsewhere(path) for path in paths)
+
+    @cached_property
+    def locations(self) -> Locations:
+        """Where the paths in its rows lead."""
+        root = self.facts["root"]
+        return Locations(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def source(self, row: Mapping[str, Any]) -> Any:
         """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
-        root, path = self.facts["root"], row["path"]
+        path = row["path"]
         try:
             with self._opening:
                 images = self._images
             if images is not None:
                 return images[row["row"]]
-            path = placed(path, Path(root["folder"]), confined=root["confined"])
-            return fetched(path)
+            return self.locations.read(path)
+        except ImageError:
+            raise
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from (None if self.private else error)
         except Exception as error:  # a store's own package may raise anything
-            if self.private and not isinstance(error, ImageError):  # its words may be those of the file's name
+            if self.private:  # its words may be those of the file's name
                 why = getattr(error, "strerror", None) or type(error).__name__
                 raise ImageError(f"{path}: it cannot be read: {why}") from None
+            if isinstance(error, InputError):
+                raise ImageError(str(error)) from error
             if not isinstance(error, OSError | ValueError):
                 raise
             raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -117,9 +146,9 @@ class Collection:
 
     @property
     def origin(self) -> Manifest | None:
-        """What the run was made of, where it was passed to one that does not say so itself."""
+        """What the run was made of, where it was passed."""
         with self._opening:
-            images = self._images if self.private and self._given is not None else None
+            images = self._images if self._given is not None else None
         return images.manifest if isinstance(images, Places) else None
 
     def named(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -129,19 +158,27 @@ class Collection:
 
     @cached_property
     def _images(self) -> Numbered | None:
-        """Of the dataset that the run is of, if it is of one: the one given, or that of its name."""
+        """Those of what was given, or of the dataset that the run names; None: the files that its rows name."""
         named = self.facts["made_with"]["manifest"]["dataset"]
+        if self._given is not None:
+            manifest = manifest_of(self._given)
+            if named == PRIVATE:
+                manifest = privately(manifest)
+            return Places(manifest) if manifest.images is None else manifest.images
         if named is None:
             return None
         if named == PRIVATE:
-            if self._given is None:
-                raise ImageError(
-                    "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
-                )
-            return privately(manifest_of(self._given)).images
-        if self._given is None and not named.startswith(LIBRARIES):
+            raise ImageError(
+                "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
+            )
+        if not named.startswith(LIBRARIES):
             raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
-        return manifest_of(self._given or named, self.facts["root"]["folder"]).images
+        if not self.fetch:
+            raise ImageError(
+                f"the run is of the dataset {named!r}, which is fetched on request only: pass --fetch, or what the run was made "
+                "of: Run(folder, dataset)"
+            )
+        return manifest_of(named).images  # never in a folder that the run names
 
     def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
         """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from camscope.batch.manifest import Manifest, arrow, numbered
 from camscope.errors import InputError
 from camscope.explainers.facts import in_words
+from camscope.files import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,7 @@ class Images:
             "bytes",
             "path",
         }:  # as Hugging Face holds what is not decoded
-            return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
+            return read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
         return image
 
     def __reduce__(self) -> tuple[Any, ...]:

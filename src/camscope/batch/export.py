@@ -20,7 +20,7 @@ from camscope.batch.spreadsheet import write_csv
 from camscope.batch.threads import in_order
 from camscope.errors import InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.files import write_bytes
+from camscope.files import path_in, write_bytes
 
 PICTURES, MAPS, TABLES = ("png", "jpg", "webp"), ("npz", "json"), {"csv": "rows.csv", "coco": "coco.json"}
 FORMATS = (*PICTURES, *MAPS, *TABLES)
@@ -70,7 +70,7 @@ class Export:
 
     def place(self, kind: str) -> Path:
         """The file of a table."""
-        return self.file or self.folder / TABLES[kind]
+        return self.file or path_in(self.folder, TABLES[kind])
 
     def write(self, query: Query, threads: int, told: Callable[[int], None]) -> Exported:
         """Write the files of the rows that a query means; a row that fails is told of in the end, the others go on."""
@@ -139,7 +139,7 @@ class Export:
             return _Row(row, files, error=why(error, stem))
 
     def _file(self, stem: str, kind: str, one: Explanation) -> None:
-        path = self.folder / f"{stem}.{kind}"
+        path = path_in(self.folder, f"{stem}.{kind}")
         if not self.overwrite and os.path.lexists(path):
             raise OutputError("its file exists; allow overwriting (--overwrite), or choose another folder")
         if kind in MAPS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from camscope.batch.locations import Locations
 from camscope.errors import InputError, MissingExtraError
 from camscope.images.listing import images_of, is_medical
 from camscope.images.private import scan_name
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLES = (".csv", ".parquet")
-LOCAL = ("", "file", "local", "dir", "git", "generic", "reference")  # what fsspec calls the disk, or can lead to it
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
 OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
@@ -100,8 +100,11 @@ class Manifest:
         return self.rows(at, at + 1)[0]
 
     def at(self, number: int) -> int:
-        """How many rows down the row of that number is."""
-        return int(np.searchsorted(self._numbers, number))
+        """How many rows down the row of that number is; InputError where there is none."""
+        at = int(np.searchsorted(self._numbers, number))
+        if at == len(self._numbers) or self._numbers[at] != number:
+            raise InputError(f"no row {number}: the manifest is not the one that the run was made of")
+        return at
 
     @cached_property
     def _numbers(self) -> "npt.NDArray[np.int64]":
@@ -110,54 +113,12 @@ class Manifest:
 
     def place(self, path: str) -> str:
         """Where an image is: a file inside the root, or a URL. InputError for a path that leads out of it."""
-        return path if self.root is None else placed(path, self.root, confined=True, folders=self._folders)
+        return self.locations.resolve(path)
 
     @cached_property
-    def _folders(self) -> dict[str, str]:
-        """What folders are behind all links, those that were asked for: thousands of files share one."""
-        return {}
-
-
-def placed(path: str, root: Path, *, confined: bool, folders: dict[str, str] | None = None) -> str:
-    """Where a path of a manifest leads from its root; InputError where it leads out of it, and is confined to it."""
-    if "://" in path:
-        if confined and any(_of_this_machine(link) for link in path.split("::")):
-            raise InputError(
-                f"{path}: a URL of this machine's files may lead out of {root}; name the path, or pass --anywhere"
-            )
-        return path
-    where, known = os.path.join(root, path), {} if folders is None else folders  # noqa: PTH118 - a Path costs as much as a small file
-    if confined and not _inside(_real(where, known), _real_folder(str(root), known)):
-        raise InputError(f"{path}: it leads out of {root}; move it there, or pass --anywhere")
-    return where
-
-
-def _real(path: str, known: dict[str, str]) -> str:
-    """Behind all links; of a file that is none, in what its folder is."""
-    folder, name = os.path.split(path)
-    if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114
-        return os.path.realpath(path)
-    return os.path.join(_real_folder(folder, known), name)  # noqa: PTH118
-
-
-def _real_folder(folder: str, known: dict[str, str]) -> str:
-    if folder not in known:
-        known[folder] = os.path.realpath(folder)
-    return known[folder]
-
-
-def _inside(real: str, base: str) -> bool:
-    """Whether the one is in the other, or is it."""
-    try:
-        return os.path.commonpath([real, base]) == base
-    except ValueError:  # of another drive
-        return False
-
-
-def _of_this_machine(link: str) -> bool:
-    """Whether a link of fsspec's chain, as `zip://a.png::file:///data.zip`, leads to files here; a bare word is a scheme."""
-    scheme, there, _ = link.partition("://")
-    return scheme.lower() in LOCAL or (not there and not link.isalpha())
+    def locations(self) -> Locations:
+        """Where the paths in its rows lead. A dataset has no folder of its own: its masks are below the current one."""
+        return Locations(self.root, confined=self.root is not None or self.images is not None)
 
 
 def manifest_of_files(

@@ -1,6 +1,7 @@
 """Names: what the files of a row are called. Row number, short hash and slug: never an id, a path or a label as it comes."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import PurePath
 from typing import Any, Self
 
 from camscope.files import slug
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,13 @@ class Names:
 
     def stem(self, row: Mapping[str, Any]) -> str:
         """`00000003-1f0a92bc-cat`, and where the image has several maps `-gradcam`, `-3f2a1b00` (settings), `-nodule`."""
-        mark = row["sha256"] or hashlib.sha256(row["path"].encode()).hexdigest()
+        mark = str(row["sha256"])
+        if not DIGEST.fullmatch(mark):  # none, or not one that camscope wrote
+            mark = hashlib.sha256(str(row["path"]).encode()).hexdigest()
         own = row["id"] if row["id"] != row["path"] else PurePath(row["path"]).stem
         parts = [f"{row['row']:08d}", mark[:8], slug(own)]
         parts += [_plain(row["method"])] if self.methods else []
-        parts += [row["parameters"] or "none"] if self.settings else []
+        parts += [_plain(row["parameters"] or "none")] if self.settings else []
         parts += [_plain(row["target"] or "top")] if self.targets else []
         return "-".join(parts)
 

@@ -13,7 +13,7 @@ from camscope.batch.names import Names
 from camscope.batch.store import OVERLAYS
 from camscope.errors import InputError
 from camscope.explanation import Explanation, Pixels
-from camscope.files import write_bytes
+from camscope.files import path_in, write_bytes
 
 A_FOLDER = 1000  # images whose overlays lie in one folder: file systems and viewers are slow with more
 
@@ -55,9 +55,10 @@ class Drawing:
 
     def __call__(self, row: Mapping[str, Any], one: Explanation, image: Pixels | None, seen: Pixels | None) -> str:
         """Draw a row's overlay, soon: its path inside the run's folder."""
-        name = f"{OVERLAYS}/{row['row'] // A_FOLDER:06d}/{self._pictures.names.stem(row)}.{self._pictures.kind}"
+        names = (OVERLAYS, f"{row['row'] // A_FOLDER:06d}", f"{self._pictures.names.stem(row)}.{self._pictures.kind}")
+        name, path = "/".join(names), path_in(self._pictures.folder, *names)
         self._room.acquire()
-        drawn = self._pool.submit(self._pictures.write, self._pictures.folder / name, one, image, seen)
+        drawn = self._pool.submit(self._pictures.write, path, one, image, seen)
         drawn.add_done_callback(lambda _: self._room.release())
         self._waiting[name] = drawn
         return name

@@ -1,9 +1,6 @@
 """Reading: images decoded by threads while the model runs, no more of them ahead than it can soon take."""
 
-import errno
 import hashlib
-import os
-import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -15,10 +12,10 @@ from torch import Tensor
 
 from camscope.batch.manifest import Manifest
 from camscope.batch.threads import in_order
-from camscope.errors import CamscopeError, GeometryError, ImageError, InputError, MissingExtraError
+from camscope.errors import CamscopeError, GeometryError, ImageError, InputError
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
-from camscope.images.listing import PICTURES, is_medical
+from camscope.files import open_regular
 from camscope.images.photo import remarks
 from camscope.images.private import unquoted
 from camscope.images.sources import selected
@@ -93,18 +90,7 @@ def _words(error: Exception, private: bool) -> str:
 
 def source_of(manifest: Manifest, path: str) -> bytes | Path:
     """A file's bytes; of a scan, which may be a part of a file or many files, its place."""
-    return fetched(manifest.place(path))
-
-
-def fetched(place: str) -> bytes | Path:
-    """The same of where it is, a path or a URL."""
-    if (
-        "://" not in place
-        and not place.lower().endswith(PICTURES)
-        and (is_medical(place) or selected(place)[0].is_dir())
-    ):
-        return Path(place)
-    return bytes_of(place)
+    return manifest.locations.read(path)
 
 
 def sha256_of(source: Any) -> str | None:
@@ -131,22 +117,5 @@ def _of_files(place: Path) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def bytes_of(place: str) -> bytes:
-    """A file's, or those behind a URL, as `s3://bucket/cat.jpg`: fsspec reads that, with the store's own package."""
-    if "://" not in place:
-        kind = os.stat(place).st_mode  # noqa: PTH116 - a Path costs more than a small file takes to read
-        if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):  # these may never end
-            raise OSError(errno.EINVAL, "it is no file, but a pipe or a device")
-        with open(place, "rb") as plain:  # noqa: PTH123
-            return plain.read()
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingExtraError("fsspec", "batch") from error
-    with fsspec.open(place, "rb") as file:
-        found: bytes = file.read()
-    return found

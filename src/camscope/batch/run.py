@@ -192,7 +192,8 @@ def root_of(manifest: Manifest) -> dict[str, Any]:
     """Where relative paths begin, and whether they may leave it: for whoever draws the maps on their images later."""
     if manifest.private:
         return {"folder": "", "confined": False}
-    return {"folder": str((manifest.root or Path.cwd()).resolve()), "confined": manifest.root is not None}
+    places = manifest.locations
+    return {"folder": str((places.root or Path.cwd()).resolve()), "confined": places.confined}
 
 
 def told(parameters: Mapping[str, Any]) -> dict[str, Any]:

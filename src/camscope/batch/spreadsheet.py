@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 LEFT_OUT = ("grid", "heat", "input_size", "image_size", "placement")
 HOTTEST = "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
-FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+BREAKS = r";,|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029"  # where a spreadsheet may split a line, or end it
+# the beginning of a text, or a break; white space and quotation marks; then what a formula begins with
+FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"]*)(?=[=+\-@＝＋－＠])")
 
 
 def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:
     """Write the rows, and where on the image each map is hottest; how many rows, and how many cells a `'` was put before.
 
-    A text that a spreadsheet would take for a formula begins with `'`, so that it stays a text. Rows come in the order of
-    the query; of all of them only a few are in memory.
+    What a spreadsheet would take for a formula gets a `'` in front, so that it stays a text. Rows come in the order of the
+    query; of all of them only a few are in memory.
     """
     fields = [field for field in run.dataset.schema if field.name not in LEFT_OUT]
     names, own = [field.name for field in fields], [_column(field) for field in fields]
@@ -56,13 +58,20 @@ class Cells:
         self.changed = 0
 
     def text(self, value: Any) -> Any:
-        """Numbers as they are, lists as JSON, and no text a formula."""
+        """Numbers unchanged, lists as JSON, and no formula at the beginning of a text or after `;`, `,`, `|`, a tab, a new line.
+
+        Where the comma is the decimal mark, spreadsheets split lines at semicolons.
+        """
         if isinstance(value, Mapping | list | tuple):
-            value = json.dumps(value, default=str, ensure_ascii=False) if value else ""
-        if isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value):
-            self.changed += 1
-            return f"'{value}"
-        return value
+            text = json.dumps(value, default=str, ensure_ascii=False) if value else ""
+            if '"' not in text:  # numbers alone
+                return text
+            value = text
+        if value is None or isinstance(value, int | float) or NUMBER.fullmatch(str(value)):
+            return value
+        text, count = FORMULA.subn(r"\1'", str(value))
+        self.changed += count > 0
+        return text
 
 
 def _peak(

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from camscope.batch.manifest import arrow
 from camscope.batch.rows import FAILED
 from camscope.errors import OutputError
-from camscope.files import write_bytes
+from camscope.files import expect_inside, path_in, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DAY = 86_400.0  # seconds
-RUN, OVERLAYS = "run.json", "overlays"
+RUN, PARTS, OVERLAYS = "run.json", "parts", "overlays"
+MAX_RUN_JSON = 2**26  # bytes
 PART = re.compile(r"part-(\d{8})\.parquet")
 SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
 OVERLAY = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpe?g|png|webp)")
@@ -31,7 +32,7 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.parts = self.folder / "parts"
+        self.parts = self.folder / PARTS
 
     @property
     def facts(self) -> dict[str, Any] | None:
@@ -46,7 +47,11 @@ class Store:
         path = self.folder / RUN
         if not path.exists():
             return None
-        found = json.loads(path.read_bytes())
+        try:
+            data = read_bytes(path, MAX_RUN_JSON)
+        except OSError as error:
+            raise OutputError(f"{path}: it cannot be read: {error.strerror or error}") from error
+        found = json.loads(data)
         if not isinstance(found, dict) or "made_with" not in found:
             raise OutputError(f"{path}: it is another program's; choose another folder")
         return found
@@ -62,6 +67,8 @@ class Store:
 
     def _begin(self, facts: Mapping[str, Any], *, overwrite: bool) -> bool:
         self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (PARTS, OVERLAYS):
+            expect_inside(self.folder / name, self.folder)
         said, new = json.dumps(facts, indent=1, sort_keys=True).encode(), overwrite
         if overwrite:
             with suppress(ValueError):  # what is damaged may be replaced, what is another program's not
@@ -99,6 +106,7 @@ class Store:
         for path in _named(self.parts, PART, SIBLING):
             path.unlink(missing_ok=True)
         for folder in _named(self.folder / OVERLAYS, re.compile(r"\d{6,}")):
+            expect_inside(folder, self.folder)
             for path in _named(folder, OVERLAY, SIBLING):
                 path.unlink(missing_ok=True)
         for left in (*_named(self.folder / OVERLAYS, re.compile(r"\d{6,}")), self.folder / OVERLAYS):
@@ -110,7 +118,7 @@ class Store:
         if not self.parts.is_dir():
             return set()
         with os.scandir(self.parts) as entries:
-            return {int(match[1]) for entry in entries if (match := PART.fullmatch(entry.name))}
+            return {int(match[1]) for entry in entries if (match := PART.fullmatch(entry.name)) and entry.is_file()}
 
     def reasons(self, chunks: Iterable[int]) -> Counter[str]:
         """Why images of parts that are there have no map, and of how many each holds."""
@@ -127,7 +135,7 @@ class Store:
 
     def path_of(self, chunk: int) -> Path:
         """The file of a chunk's part."""
-        return self.parts / f"part-{chunk:08d}.parquet"
+        return path_in(self.parts, f"part-{chunk:08d}.parquet")
 
     def write(self, chunk: int, rows: "pa.Table") -> None:
         """A part: written beside its place, synced, renamed. Of two processes that write the same one, one wins."""

@@ -96,6 +96,15 @@ WhereOption = Annotated[
 SortOption = Annotated[
     str | None, typer.Option(metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.')
 ]
+FetchOption = Annotated[
+    bool,
+    typer.Option(
+        "--fetch", help="Fetch images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
+    ),
+]
+AnywhereOption = Annotated[
+    bool, typer.Option("--anywhere", help="Let paths of images and masks in a manifest or a COCO file leave the root.")
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 
 

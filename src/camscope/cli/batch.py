@@ -43,7 +43,7 @@ def run(
     root: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it.")
     ] = None,
-    anywhere: Annotated[bool, typer.Option("--anywhere", help="Let a manifest's paths leave the root.")] = False,
+    anywhere: base.AnywhereOption = False,
     overlays: Annotated[
         str | None, typer.Option(metavar="KIND", help="Draw each map on its image, too: jpg (quick), png or webp.")
     ] = None,

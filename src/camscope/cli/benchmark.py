@@ -66,7 +66,7 @@ def phantoms(folder: Path, count: int, seed: int) -> Path:
 
     import numpy as np
 
-    from camscope.files import write_bytes
+    from camscope.files import path_in, write_bytes
     from camscope.phantom import CATEGORIES, draw
     from camscope.render import encode
 
@@ -76,7 +76,9 @@ def phantoms(folder: Path, count: int, seed: int) -> Path:
     for n in range(count):
         scan = draw(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
         for place, grey in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
-            write_bytes(folder / place / f"{seed + n:06d}.png", encode(grey[..., None].repeat(3, axis=2), ".png"))
+            write_bytes(
+                path_in(folder, place, f"{seed + n:06d}.png"), encode(grey[..., None].repeat(3, axis=2), ".png")
+            )
         table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
     return write_bytes(folder / "list.csv", stream.getvalue().encode())
 

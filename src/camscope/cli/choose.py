@@ -50,6 +50,7 @@ def run(
     save: Annotated[str | None, typer.Option(metavar="FILE", help="A .toml for --choice of explain and batch.")] = None,
     preprocess: base.PreprocessOption = None,
     root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin.")] = None,
+    anywhere: base.AnywhereOption = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
 ) -> None:
@@ -68,11 +69,11 @@ def run(
             raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
         check_free(Path(save), overwrite, option="--save")
     (question,) = asking.questions(target, None)
-    manifest = manifest_of(source, root)
+    manifest = manifest_of(source, "" if anywhere else root)
     known = None
     if masks is not None:
-        folder = manifest.root or Path.cwd()
-        known = evidence_of(masks, manifest.table.column_names, folder, base.split(category or ""))
+        names, places = manifest.table.column_names, manifest.locations
+        known = evidence_of(masks, names, places, base.split(category or ""), anywhere=anywhere)
         expect_evidence(known, manifest)
     base.tell_model(context)
     net = base.loaded(model, weights, device)

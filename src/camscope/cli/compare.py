@@ -79,6 +79,8 @@ def run(
     figure: Annotated[
         str | None, typer.Option(metavar="FILE", help="Of many: .png, .svg or .pdf; default: one in the folder.")
     ] = None,
+    fetch: base.FetchOption = False,
+    anywhere: base.AnywhereOption = False,
     device: base.DeviceOption = "cpu",
     set_: base.SetOption = None,
 ) -> None:
@@ -104,14 +106,14 @@ def run(
         wanted = mapping.Wanted(
             image, model, weights, methods or (None if mapping.is_run(image) else ",".join(USUAL)), layers, questions,
             preprocess, root, images, seed or 0, masks, category, None if metric is None else base.split(metric), group,
-            device, set_ or [], overwrite,
+            device, set_ or [], overwrite, anywhere, fetch,
         )  # fmt: skip
         if not (a_run := mapping.is_run(image)):
             base.tell_model(context)
         many.run(replace(wanted, model=None) if a_run and not wanted.asks else wanted, output, figure)
         return
     of_many = {"--masks": masks, "--category": category, "--metric": metric, "--group": group, "--images": images,
-               "--seed": seed, "--root": root, "--figure": figure}  # fmt: skip
+               "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": anywhere}  # fmt: skip
     mapping.expect_none(of_many, f"it is for many images, and {image} is one file")
     kinds = base.methods_of(",".join(USUAL) if methods is None else methods)
     named = None if layers is None else base.split(layers)

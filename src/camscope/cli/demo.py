@@ -9,6 +9,7 @@ import typer
 
 from camscope.cli import bars, base
 from camscope.cli.paths import check_free
+from camscope.files import path_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,7 @@ def run(
         return
     methods = base.methods_of(method)
     names = _names(count)
-    figure, images = output / "demo.png", [output / "images" / f"{name}.png" for name in names]
+    figure, images = output / "demo.png", [path_in(output, "images", f"{name}.png") for name in names]
     if output.exists() and not output.is_dir():
         raise typer.BadParameter(f"{output} is a file, not a folder", param_hint="'--output'")
     for path in (figure, *images):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import bars, base
+from camscope.cli import bars, base, scans
 
 if TYPE_CHECKING:
     from camscope.batch import Exported
@@ -34,6 +34,8 @@ def run(
     threshold: Annotated[
         float, typer.Option(min=0.01, max=1, help="For coco: the part of a map's maximum that a box reaches round.")
     ] = 0.5,
+    source: scans.ScansOption = None,
+    fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Write rows of a run as pictures, arrays, a table for spreadsheets, or COCO annotations."""
@@ -44,7 +46,7 @@ def run(
     if not kinds or (unknown := [one for one in kinds if one not in FORMATS]):
         came = ", ".join(unknown) if kinds else "nothing"
         raise typer.BadParameter(f"{came}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
-    found, query = Run(folder), Query(where, sort, limit)
+    found, query = Run(folder, source, fetch=fetch), Query(where, sort, limit)
     file = _file(output, kinds)
     made = Export(found, Path(output), kinds, threshold, overwrite, file)
     matching = query.matching(found.dataset)

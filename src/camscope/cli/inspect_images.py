@@ -52,7 +52,7 @@ def run(
     root: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it.")
     ] = None,
-    anywhere: Annotated[bool, typer.Option("--anywhere", help="Let a manifest's paths leave the root.")] = False,
+    anywhere: base.AnywhereOption = False,
     profile: Annotated[
         Literal["research", "clinical"] | None,
         typer.Option(

@@ -44,6 +44,7 @@ def run(wanted: mapping.Wanted, output: str | None, figure: str | None) -> None:
                 preprocess=wanted.preprocess,
                 categories=base.split(wanted.category or ""),
                 group=wanted.group,
+                anywhere=wanted.anywhere,
                 overwrite=wanted.overwrite,
                 told=bar.at,
             )
@@ -54,10 +55,10 @@ def run(wanted: mapping.Wanted, output: str | None, figure: str | None) -> None:
 
 
 def _folder(source: str, output: str | None) -> Path:
-    from camscope.files import slug
+    from camscope.files import path_in, slug
 
     if output is None:
-        return Path(FOLDER) / slug(_name(source))
+        return path_in(FOLDER, slug(_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
         raise typer.BadParameter(
             f"{output}: of many images it is a folder; --figure names a file", param_hint="'--output'"

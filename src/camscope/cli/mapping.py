@@ -15,7 +15,7 @@ from camscope.cli.settings import settings
 if TYPE_CHECKING:
     from torch import nn
 
-    from camscope.batch import Outcome
+    from camscope.batch import Outcome, Run
     from camscope.batch.manifest import Manifest
     from camscope.explainers import Explainer
 
@@ -44,17 +44,22 @@ class Wanted:
     device: str = "cpu"
     set_: Sequence[str] = ()
     overwrite: bool = False
+    anywhere: bool = False
+    fetch: bool = False
+    scans: str | None = None
 
-    def mapped(self, output: str) -> "tuple[Path, nn.Module | None, Outcome | None]":
+    def mapped(self, output: str) -> "tuple[Run, nn.Module | None, Outcome | None]":
         """The run, the model if metrics ask it, and what became of images, if maps are made: in a folder of `output`."""
-        if is_images(self.source):
-            folder = Path(output) / RUN
-            outcome, net = self._made(folder)
-            return folder, net if self.asks else None, outcome
         from camscope.batch import Run
         from camscope.measure.form import columns
 
-        self._expect_group(columns(Run(self.source).dataset.schema).names)
+        if is_images(self.source):
+            folder = Path(output) / RUN
+            outcome, net, manifest = self._made(folder)
+            return Run(folder, self.scans or manifest), net if self.asks else None, outcome
+        run = Run(self.source, self.scans, fetch=self.fetch)
+        self._expect_group(columns(run.dataset.schema).names)
+        tell_not_fetched(run)
         given: dict[str, object] = {
             "--methods": self.methods,
             "--layers": self.layers,
@@ -66,7 +71,7 @@ class Wanted:
             given, f"{self.source} is a run, whose maps are made; for its images name them, as '{self.source}/*.png'"
         )
         return (
-            Path(self.source),
+            run,
             None if self.model is None else base.loaded(self.model, self.weights, self.device),
             None,
         )
@@ -79,8 +84,8 @@ class Wanted:
 
         return any(METRICS[name].needs in ASKING for name in self.metrics or ())
 
-    def _made(self, folder: Path) -> "tuple[Outcome, nn.Module]":
-        """The run in `folder`, or the rest of it, and the model. What is wrong is told before the model is loaded."""
+    def _made(self, folder: Path) -> "tuple[Outcome, nn.Module, Manifest]":
+        """The run in `folder`, or the rest of it, the model and the images. What is wrong is told before the model is loaded."""
         from camscope.batch import manifest_of
         from camscope.measure.making import expect_evidence, make_maps, some_of
         from camscope.measure.run import chosen
@@ -91,17 +96,17 @@ class Wanted:
         given = settings(self.set_, kinds)
         keywords = {name: {**bars.silent(kind), **given[name]} for name, kind in kinds.items()}
         chosen(self.metrics, self.masks is not None, True)
-        manifest = some_of(manifest_of(self.source, self.root), self.images, self.seed)
+        manifest = some_of(manifest_of(self.source, "" if self.anywhere else self.root), self.images, self.seed)
         self._expect_group(manifest.table.column_names)
         if self.masks is not None:
-            expect_evidence(self.masks, manifest, base.split(self.category or ""))
+            expect_evidence(self.masks, manifest, base.split(self.category or ""), anywhere=self.anywhere)
         net = base.loaded(self.model or "phantom", self.weights, self.device)
         tools = asking.explainers(kinds, net, named, self.preprocess, keywords)
         if self.methods == "all":
             tools = _suited(tools, manifest)
         with base.remarks(), bars.counting("maps") as told:
             outcome = make_maps(tools, manifest, folder, self.questions, overwrite=self.overwrite, told=told)
-        return outcome, net
+        return outcome, net, manifest
 
     def _expect_group(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
@@ -116,12 +121,12 @@ def _suited(tools: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]"
     from camscope.explainers.suited import explain_suited
 
     for row in manifest.rows(0, TRIED):
-        source = manifest.place(row["path"]) if manifest.images is None else manifest.images[row["row"]]
         with (
             contextlib.suppress(ImageError, InputError),
             base.remarks(),
             base.working("looking for methods that answer"),
         ):
+            source = manifest.place(row["path"]) if manifest.images is None else manifest.images[row["row"]]
             return list(explain_suited(tools, source, [None])[0])
     return tools
 
@@ -140,6 +145,12 @@ def is_images(source: str) -> bool:
     if source.startswith(LIBRARIES) or path.is_dir():
         return not is_run(source)
     return path.suffix.lower() in TABLES or (not path.exists() and glob.has_magic(source))
+
+
+def tell_not_fetched(run: "Run") -> None:
+    """A note where images of a run are not on this machine, and nobody asked to fetch them."""
+    if count := run.not_fetched:
+        base.note(f"{count} images of the run are not on this machine, and are not fetched; to fetch them pass --fetch")
 
 
 def expect_none(given: Mapping[str, object], why: str) -> None:

@@ -83,6 +83,8 @@ def run(
     ] = "camscope-measure",
     threads: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
     scans_of: scans.ScansOption = None,
+    fetch: base.FetchOption = False,
+    anywhere: base.AnywhereOption = False,
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -90,14 +92,14 @@ def run(
 
     The maps are those of a run, or are made first. Start it again, and it goes on; a figure that is there stays: name another.
     """
-    from camscope.batch import Run
     from camscope.measure import measure
 
     file = None if figure is None else lines.figure_file(figure, overwrite)
     names = None if metric is None else base.split(metric)
     wanted = mapping.Wanted(
         source, model, weights, methods, layers, asking.questions(target, None), preprocess, root,
-        masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite,
+        masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite, anywhere=anywhere,
+        fetch=fetch, scans=scans_of,
     )  # fmt: skip
     if mapping.is_images(source):
         base.tell_model(context)
@@ -105,7 +107,7 @@ def run(
         made, net, outcome = wanted.mapped(output)
         with bars.bar("measuring", 1, base.out()) as bar:
             found = measure(
-                Run(made, scans_of or (source if outcome is not None else None)),
+                made,
                 output,
                 masks,
                 names,
@@ -114,6 +116,7 @@ def run(
                 fills=base.split(fill),
                 steps=steps,
                 categories=base.split(category or ""),
+                anywhere=anywhere,
                 threads=threads,
                 overwrite=overwrite,
                 told=bar.at,

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from camscope.errors import ImageError, OutputError
-from camscope.files import slug
+from camscope.files import path_in, slug
 from camscope.images import listing
 from camscope.images.sources import selected
 
@@ -100,7 +100,7 @@ class Destination:
 
     def stem(self, row: int, image: Path, shown: str | None = None) -> Path:
         """What the names of an image's files begin with. `shown`: what it is called, where its own name is not written."""
-        return self.file.with_suffix("") if self.file else self.folder / stem_of(row, image, shown)
+        return self.file.with_suffix("") if self.file else path_in(self.folder, stem_of(row, image, shown))
 
     def files(self, row: int, image: Path, maps: Sequence[str], shown: str | None = None) -> Files:
         """The files of one image, none of which is in the way; `maps`: a name for each of its maps; `shown`: see `stem`."""
@@ -147,7 +147,7 @@ def picture_file(
 
     `called`: what the image is called, where its own name is not written.
     """
-    file = Path(folder, f"{stem_of(1, image, called)}{tail}.png") if output is None else Path(output)
+    file = path_in(folder, f"{stem_of(1, image, called)}{tail}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in PICTURES:
         raise typer.BadParameter(f"{file}; expected a file of {', '.join(PICTURES)}", param_hint="'--output'")
     expect_folder(file.parent)

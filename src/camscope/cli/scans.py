@@ -33,7 +33,11 @@ ProfileOption = Annotated[
 ]
 ScansOption = Annotated[
     str | None,
-    typer.Option("--scans", metavar="SOURCE", help="What a run of scans was made of, which it does not say itself."),
+    typer.Option(
+        "--scans",
+        metavar="SOURCE",
+        help="What the run was made of: its images are read from there. Runs of scans do not say so.",
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import bars, base, scans
+from camscope.cli import bars, base, mapping, scans
 from camscope.cli.paths import check_free
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
@@ -22,6 +22,7 @@ def run(
         str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
     ] = "page.html",
     source: scans.ScansOption = None,
+    fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """A contact sheet of a run: one page of HTML that needs nothing else. The columns of a row are those of the run."""
@@ -33,11 +34,12 @@ def run(
     from camscope.batch.page import sheet
     from camscope.files import write_bytes
 
-    found, query = Run(folder, source), Query(where, sort, limit)
+    found, query = Run(folder, source, fetch=fetch), Query(where, sort, limit)
     matching = query.matching(found.dataset)
     if not matching:
         base.complain(f"no row of {len(found):,} matches: {where}")
         raise typer.Exit(base.FAILED)
+    mapping.tell_not_fetched(found)
     with bars.bar("drawing", min(limit, matching), base.err()) as bar:
         made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)

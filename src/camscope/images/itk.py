@@ -58,8 +58,11 @@ def _check_header(path: Path, name: str) -> None:
         kind == ".mha" or not re.fullmatch(r"[\w.+-]+", beside) or beside.upper() == "LIST" or ".." in beside
     ):
         raise ImageError(f"{name}: its voxels are in another file that is not beside it; save both as one .mha")
+    voxels = path if local else path.with_name(beside)
+    with opened(voxels, name):  # which is no pipe: ITK would wait for it
+        pass
     if re.search(rb"(?im)^\s*CompressedData\s*=\s*T", head[: found.start()]):
-        _check_packed(path if local else path.with_name(beside), found.end() if local else 0, name)
+        _check_packed(voxels, found.end() if local else 0, name)
 
 
 def _check_packed(path: Path, start: int, name: str) -> None:

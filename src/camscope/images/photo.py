@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import ImageError
+from camscope.files import open_regular
 from camscope.images.silence import silent
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _read(path: Path, max_pixels: int) -> Photo:
             raise ImageError(f"{path}: it is {'a folder' if path.is_dir() else 'not a regular file'}")
         if not status.st_size:
             raise ImageError(f"{path}: the file is empty")
-        with path.open("rb") as file, Image.open(file) as image:
+        with open_regular(path) as file, Image.open(file) as image:
             pixels, flags = _decoded(image, str(path), max_pixels), tuple[str, ...]()
             with suppress(Exception):  # a later frame is damaged, which nobody asked for
                 flags = _odd(image, path.suffix.lower())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
+from camscope.files import open_regular
 from camscope.images.dicom import read_dicom
 from camscope.images.dicom_file import has_dicom_mark, load, pydicom_there
 from camscope.images.itk import SUFFIXES as ITK
@@ -111,12 +112,10 @@ def _of_bytes(data: bytes, frame: int | None, window: Any) -> Scan:
 
 def _head(path: Path) -> bytes:
     """The first bytes of a regular file; none of anything else."""
-    if not path.is_file():
-        return b""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(HEAD)
-    except OSError:
+    except (OSError, ValueError):
         return b""
 
 

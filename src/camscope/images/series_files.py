@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
+from camscope.files import open_regular
 from camscope.images.dicom_file import has_dicom_mark, load
 from camscope.images.dicom_layout import Layout, layout_of
 from camscope.images.dicom_place import Plane, plane_of
@@ -90,7 +91,7 @@ def headers(files: Sequence[Path], name: str) -> tuple[list[Slice], tuple[str, .
 
 def _is_dicom(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return has_dicom_mark(file.read(132))
     except OSError:
         return False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, overload
 
 from camscope.errors import ImageError
+from camscope.files import open_regular
 
 MAX_BYTES = 2**32  # of one file
 
@@ -53,7 +54,7 @@ def opened(source: Path | bytes, name: str, limit: int = MAX_BYTES) -> Iterator[
         raise ImageError(f"{name}: the file is empty")
     if status.st_size > limit:
         raise ImageError(f"{name}: a file of {status.st_size} bytes; the limit is {limit}")
-    with source.open("rb") as file:
+    with open_regular(source) as file:
         yield file
 
 

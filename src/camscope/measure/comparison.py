@@ -106,6 +106,7 @@ def compared(
     steps: int = STEPS,
     categories: Sequence[str] = (),
     group: str | None = None,
+    anywhere: bool = False,
     threads: int | None = None,
     overwrite: bool = False,
     told: Callable[[int, int], None] | None = None,
@@ -117,11 +118,12 @@ def compared(
     goes on where it was. `told`: called with how many steps are done, of how many.
     """
     made = run if isinstance(run, Run) else Run(run)
-    known = evidence_for(masks, made, categories)
+    known = evidence_for(masks, made, categories, anywhere=anywhere)
     halves = [None if told is None else _half(told, n) for n in range(2)]
     settings: dict[str, Any] = {"threads": threads, "overwrite": overwrite}
     asking: dict[str, Any] = {"model": model, "preprocess": preprocess, "tools": tools, "fills": fills, "steps": steps}
-    measures = measure(made, output, masks, metrics, categories=categories, told=halves[0], **asking, **settings)
+    places: dict[str, Any] = {"categories": categories, "anywhere": anywhere}
+    measures = measure(made, output, masks, metrics, told=halves[0], **places, **asking, **settings)
     table = measures.table()
     lines = summarised(table, group)
     order = list(FIRST if metrics is None else metrics)

@@ -3,17 +3,18 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from camscope.batch.locations import Locations
 from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import digest_of
-from camscope.errors import ImageError, InputError, UndefinedError
+from camscope.errors import CamscopeError, ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
 from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
@@ -67,15 +68,29 @@ class Column(Evidence):
     """A column of the manifest: a mask's path, or boxes [[x, y, width, height], …] or points [[x, y], …] as lists or JSON."""
 
     name: str
-    root: Path
+    locations: Locations
+
+    def expect_inside(self, values: Iterable[object]) -> None:
+        """InputError where masks that the column names lie outside the folder that they may be in."""
+        outside = 0
+        for value in {value for value in values if is_mask_path(value)}:
+            try:
+                self.locations.resolve(value)
+            except InputError:
+                outside += 1
+        if outside:
+            raise InputError(
+                f"{outside} masks in the column {self.name!r} lead out of {self.locations.root or Path.cwd()}, or are URLs that "
+                "may; move them there, name a folder that holds them all as the root, or pass --anywhere"
+            )
 
     def mask(self, row: Row, size: Size) -> Mask:
         """(H,W)"""
         value = row[self.name]
         if value is None or value in ("", []):
             raise UndefinedError("there is no evidence in its row")
-        if isinstance(value, str) and not value.lstrip().startswith("["):
-            return picture(str(self.root / value), size)
+        if is_mask_path(value):
+            return picture(mask_source(self.locations, value), size, value)
         try:
             known = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
         except (TypeError, ValueError) as error:
@@ -97,7 +112,7 @@ class Coco(Evidence):
     """
 
     known: Sequence[tuple[str, Size, Sequence[Mapping[str, Any]]]]
-    folder: Path
+    locations: Locations
 
     @property
     def digest(self) -> str:
@@ -105,8 +120,8 @@ class Coco(Evidence):
         return digest_of({"images": self.known})
 
     @classmethod
-    def read(cls, path: Path, categories: Iterable[str] = ()) -> "Coco":
-        """A COCO file; `categories`: only annotations of these names."""
+    def read(cls, path: Path, categories: Iterable[str] = (), *, anywhere: bool = False) -> "Coco":
+        """A COCO file; `categories`: only annotations of these names; `anywhere`: its masks may lie outside its folder."""
         try:
             plain = json.loads(path.read_bytes())
             labels = {one["id"]: one["name"] for one in plain.get("categories", ())}
@@ -124,7 +139,7 @@ class Coco(Evidence):
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path}: this is no COCO file of annotations: {error!r}") from error
-        return cls(known, path.parent)
+        return cls(known, Locations(path.parent, confined=not anywhere))
 
     @cached_property
     def _named(self) -> Namesakes[tuple[Size, Sequence[Mapping[str, Any]]]]:
@@ -144,7 +159,8 @@ class Coco(Evidence):
 
     def _annotated(self, one: Mapping[str, Any], size: Size) -> Mask:
         if "mask_file" in one:
-            return picture(str(self.folder / one["mask_file"]), size)
+            file = str(one["mask_file"])
+            return picture(mask_source(self.locations, file), size, file)
         if isinstance(one.get("segmentation"), list) and one["segmentation"]:
             return of_polygons(one["segmentation"], size)
         if isinstance(one.get("segmentation"), Mapping):
@@ -152,34 +168,63 @@ class Coco(Evidence):
         return of_boxes(np.asarray([one["bbox"]], np.float64), size)
 
 
-def evidence_of(source: str | Path, columns: Sequence[str], root: Path, categories: Iterable[str] = ()) -> Evidence:
+def evidence_of(
+    source: str | Path,
+    columns: Sequence[str],
+    root: Path | Locations,
+    categories: Iterable[str] = (),
+    *,
+    anywhere: bool = False,
+) -> Evidence:
     """What `--masks` means: a COCO file, one of the `columns` that a run carries, or a folder of mask pictures.
 
     A column's name is the column where a folder has it too, which `./name` means, and a Path.
+
+    `root`: the folder that the masks in a column are in; those that a COCO file names are in its own. `anywhere`: whether
+    masks may lie outside these folders.
     """
     path = Path(source)
     if path.suffix.lower() == ".json":
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
-        return Coco.read(path, categories)
+        return Coco.read(path, categories, anywhere=anywhere)
     if isinstance(source, str) and source in columns:
-        return Column(source, root)
+        places = root if isinstance(root, Locations) else Locations(root)
+        return Column(source, replace(places, confined=False) if anywhere else places)
     if path.is_dir():
         return Files(list(images_of(str(path), deep=True)))
     carried = ", ".join(name for name in columns if name not in KNOWN) or "none"
     raise InputError(f"{source}: no COCO file (.json), no folder of masks, and no column of the manifest ({carried})")
 
 
-def picture(file: str, size: Size) -> Mask:
-    """(H,W), (D,H,W): the pixels of a mask's file that are not black, or 0; it has the image's own size."""
+def picture(source: str | bytes, size: Size, name: str = "") -> Mask:
+    """(H,W), (D,H,W): the pixels of a mask that are not black, or 0; it has the image's own size.
+
+    `source`: a file's path or bytes; `name`: what errors call it, default the path.
+    """
     try:
-        volume = is_scan(file) or len(size) == 3  # which a photograph never is: TIFF pages are slices
-        known = read_scan(file).values != 0 if volume else read_photo(file).pixels.any(2)
+        volume = is_scan(source) or len(size) == 3  # which a photograph never is: TIFF pages are slices
+        known = read_scan(source).values != 0 if volume else read_photo(source).pixels.any(2)
     except ImageError as error:
         raise InputError(f"the mask {error}") from error
     if known.shape != tuple(size):
-        raise InputError(f"{file} is {known.shape} and its image {tuple(size)}; expected the same size")
+        raise InputError(f"{name or source!s} is {known.shape} and its image {tuple(size)}; expected the same size")
     return np.asarray(known)
+
+
+def is_mask_path(value: object) -> TypeGuard[str]:
+    """Whether a cell names a mask's file; else it is empty, or lists boxes or points."""
+    return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
+
+
+def mask_source(places: Locations, path: str) -> str | bytes:
+    """A mask's file, or its bytes if it is behind a URL; InputError where it may not or cannot be opened."""
+    try:
+        return places.source(path)
+    except CamscopeError:
+        raise
+    except Exception as error:  # a store's own package may raise anything
+        raise InputError(f"the mask {path}: it cannot be read: {type(error).__name__}") from error
 
 
 def of_boxes(boxes: npt.NDArray[np.float64], size: Size) -> Mask:

@@ -17,7 +17,7 @@ from camscope.errors import InputError, RunError, UndefinedError
 from camscope.explainers import Explainer
 from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
-from camscope.measure.evidence import UNFIT, Evidence, evidence_of
+from camscope.measure.evidence import UNFIT, Column, Evidence, evidence_of
 from camscope.measure.summary import none_known
 from camscope.targets import Question
 
@@ -36,18 +36,19 @@ def make_maps(
     images: int | None = None,
     seed: int = 0,
     root: str | Path | None = None,
+    anywhere: bool = False,
     threads: int | None = None,
     overwrite: bool = False,
     told: Told | None = None,
 ) -> Outcome:
     """The maps of `source`, or of at most so many of its `images`, drawn by `seed`, as a run at `output`: see `run_batch`.
 
-    `masks`, `categories`: as `measure` has them: before any map is made it is an InputError if they know of none of the
-    images. RunError if no image has a map in the end.
+    `masks`, `categories`, `anywhere`: as `measure` has them: before any map is made it is an InputError if they know of none of
+    the images. RunError if no image has a map in the end.
     """
     manifest = some_of(manifest_of(source, root), images, seed)
     if masks is not None:
-        expect_evidence(masks, manifest, categories)
+        expect_evidence(masks, manifest, categories, anywhere=anywhere)
     outcome = run_batch(tools, manifest, output, targets, chunk=CHUNK, threads=threads, overwrite=overwrite, told=told)
     if outcome.failures == outcome.total:
         why = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.reasons.most_common(3))
@@ -66,17 +67,20 @@ def some_of(manifest: Manifest, most: int | None, seed: int = 0) -> Manifest:
 
 
 def expect_evidence(
-    masks: Evidence | str | os.PathLike[str], manifest: Manifest, categories: Sequence[str] = ()
+    masks: Evidence | str | os.PathLike[str],
+    manifest: Manifest,
+    categories: Sequence[str] = (),
+    *,
+    anywhere: bool = False,
 ) -> None:
     """InputError unless it is known of one image at least where the evidence is. Of the images at most one is looked at."""
-    folder = manifest.root or Path.cwd()
-    known = (
-        masks
-        if isinstance(masks, Evidence)
-        else evidence_of(
-            masks if isinstance(masks, str) else Path(masks), manifest.table.column_names, folder, categories
-        )
-    )
+    if isinstance(masks, Evidence):
+        known = masks
+    else:
+        source = masks if isinstance(masks, str) else Path(masks)
+        known = evidence_of(source, manifest.table.column_names, manifest.locations, categories, anywhere=anywhere)
+    if isinstance(known, Column):
+        known.expect_inside(manifest.table[known.name].to_pylist())
     reasons = Counter[str]()
     for start in range(0, len(manifest), PIECE):
         for row in manifest.rows(start, start + PIECE):

@@ -19,7 +19,7 @@ from camscope.explainers import Explainer
 from camscope.explainers.keywords import with_our_names
 from camscope.explainers.scope import expect_count
 from camscope.measure.again import Again
-from camscope.measure.evidence import Evidence, evidence_of
+from camscope.measure.evidence import Column, Evidence, evidence_of
 from camscope.measure.form import Row, columns
 from camscope.measure.measuring import Measuring
 from camscope.measure.trials import Trials
@@ -52,6 +52,7 @@ def measure(
     batch_size: int = 16,
     categories: Sequence[str] = (),
     threads: int | None = None,
+    anywhere: bool = False,
     overwrite: bool = False,
     strict: bool = True,
     told: Callable[[int, int], None] | None = None,
@@ -67,12 +68,16 @@ def measure(
     (`CHEAP`). `fills`, `steps`: see `Trial`; a metric that has a fill has a row for each. `region`: the side in pixels of what
     is removed at a time; None: a fourteenth of the input's shortest side. `batch_size`: images that share their passes, with
     all that is changed in them. `tools`: explainers of the run, for metrics that ask them again; what is not among them is
-    made again from what the run says of it. Not `strict`: an image whose mask cannot be read has no value, and the reason.
+    made again from what the run says of it. `anywhere`: masks that a column or a COCO file names may lie outside the run's
+    root, or the COCO file's folder. Not `strict`: an image whose mask cannot be read has no value, and the reason.
     """
     made = run if isinstance(run, Run) else Run(run)
     asked = chosen(metrics, masks is not None, model is not None)
     plain = Measuring(
-        made, [one for one in asked if one.needs not in ASKING], evidence_for(masks, made, categories), strict
+        made,
+        [one for one in asked if one.needs not in ASKING],
+        evidence_for(masks, made, categories, anywhere=anywhere),
+        strict,
     )
     trials = None
     if model is None and (tools or preprocess is not None):
@@ -187,15 +192,20 @@ def _images(run: Run, chunk: int) -> int:
 
 
 def evidence_for(
-    masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str]
+    masks: Evidence | str | os.PathLike[str] | None, run: Run, categories: Sequence[str], *, anywhere: bool = False
 ) -> Evidence | None:
-    """What `masks` means for a run."""
+    """What `masks` means for a run; InputError where masks of a column lead out of the root."""
     if masks is None or isinstance(masks, Evidence):
         return masks
     origin = run.origin
     names = run.dataset.schema.names if origin is None else origin.table.column_names
-    root = Path(run.facts["root"]["folder"]) if origin is None else origin.root or Path.cwd()
-    return evidence_of(masks if isinstance(masks, str) else Path(masks), names, root, categories)
+    places = run.locations if origin is None else origin.locations
+    source = masks if isinstance(masks, str) else Path(masks)
+    known = evidence_of(source, names, places, categories, anywhere=anywhere)
+    if isinstance(known, Column):
+        table = run.table([known.name]) if origin is None else origin.table
+        known.expect_inside(table[known.name].to_pylist())
+    return known
 
 
 def _trials(

@@ -10,7 +10,7 @@ import numpy as np
 from camscope import render
 from camscope.errors import CamscopeError
 from camscope.explanation import AUTO, Explanation, Pixels, Scale
-from camscope.files import new_folder, write_bytes
+from camscope.files import new_folder, path_in, write_bytes
 from camscope.images.dicom_file import load
 from camscope.images.private import told
 from camscope.images.scan_pixels import grey
@@ -56,7 +56,7 @@ def to_secondary_capture(
         return write_bytes(path, data, overwrite=overwrite)
     with new_folder(path, _is_own if overwrite else None) as folder, making(WHAT, files.scan.name):
         for number, data in enumerate(_files(explanation, found, files, scale), 1):
-            write_bytes(folder / f"{number:04d}.dcm", data, sync=False)
+            write_bytes(path_in(folder, f"{number:04d}.dcm"), data, sync=False)
     return Path(path)
 
 

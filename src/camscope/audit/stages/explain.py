@@ -6,6 +6,7 @@ from camscope.audit.schema import Explain, Maps, Step
 from camscope.audit.subject import Subject
 from camscope.batch import Outcome, Run, run_batch
 from camscope.errors import RunError
+from camscope.files import path_in
 
 CHUNK = 64  # images that are lost where an audit is stopped
 
@@ -20,7 +21,7 @@ def explain(subject: Subject) -> Explain:
     outcome = run_batch(
         subject.tools,
         subject.shown,
-        subject.folder / "maps",
+        path_in(subject.folder, "maps"),
         [one.index for one in subject.findings],
         batch_size=config.batch_size,
         chunk=CHUNK,

@@ -9,6 +9,7 @@ from camscope.audit.lines import formulas, grouped, lines, of_finding, values
 from camscope.audit.numbers import rounded
 from camscope.audit.schema import Level, Line, Measured
 from camscope.audit.subject import Finding, Subject
+from camscope.files import path_in
 from camscope.measure import Measures, measure
 
 METRICS = (
@@ -45,7 +46,7 @@ def _measured(subject: Subject, finding: Finding) -> Measures:
     evidence = subject.evidence[finding.name]
     return measure(
         subject.maps,
-        subject.folder / "localise" / str(finding.index),
+        path_in(subject.folder, "localise", str(finding.index)),
         evidence,
         METRICS,
         strict=False,

@@ -7,8 +7,8 @@ from typing import Any
 
 from camscope.batch.inspection import masks, photos, scans
 from camscope.batch.inspection.facts import Facts
+from camscope.batch.locations import fetched, is_url
 from camscope.batch.manifest import Manifest
-from camscope.batch.reading import fetched
 from camscope.errors import CamscopeError, InputError, MissingExtraError
 from camscope.images.scan import World
 from camscope.images.scans import is_scan
@@ -72,7 +72,7 @@ class Reader:
     def _source(self, path: str) -> bytes | Path:
         """A file's bytes; of a scan its place, for it may be of several files."""
         place = self.manifest.place(path)
-        return Path(place) if self.scans and "://" not in place and Path(place).exists() else fetched(place)
+        return Path(place) if self.scans and not is_url(place) and Path(place).exists() else fetched(place)
 
     def _mask(self, cell: Any, facts: Facts, world: World | None) -> str | None:
         """A word; None where the row has no mask."""
