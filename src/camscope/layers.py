@@ -39,6 +39,8 @@ __all__ = [
     "SpatialLayer",
     "choose_layer",
     "find_layer",
+    "image_token_layout",
+    "in_place",
     "is_askew",
     "layout_of",
     "noting",

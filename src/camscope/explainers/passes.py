@@ -134,17 +134,20 @@ class Pass(ExitStack):
         if layout is None or tool.layout is not None or math.prod(layout.grid) == 1:
             return Finding(Verdict.VERIFIED)
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
-        place = Place(layer, tool.output, number if len(calls) > 1 else None)
-        found = known_finding(score.model, place, x.shape[1:], layout)
-        if found is None and layout.kind == CHANNELS_FIRST and self._ops and self._ops.made(calls[number].activation):
-            found = remember(score.model, place, x.shape[1:], layout, Finding(Verdict.BY_CONSTRUCTION))
+        places = [Place(layer, tool.output, n if len(calls) > 1 else None) for n in range(len(calls))]
+        found = known_finding(score.model, places[number], x.shape[1:], layout)
+        if found is None and layout.kind == CHANNELS_FIRST and self._ops is not None:
+            for place, call in zip(places, calls, strict=True):
+                if call.activation.shape[1:] == calls[number].activation.shape[1:] and self._ops.made(call.activation):
+                    remember(score.model, place, x.shape[1:], layout, Finding(Verdict.BY_CONSTRUCTION))
+            found = known_finding(score.model, places[number], x.shape[1:], layout)
         if found is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
 
             def run(inputs: Tensor) -> object:
                 return score.forward(inputs, None if len(inputs) == len(x) else first)
 
-            found = prove(score.model, [place], layout, x, run, shares=self._shares)[0]
+            found = prove(score.model, [places[number]], layout, x, run, shares=self._shares)[0]
         if found.verdict is Verdict.CONTRADICTED:
             raise refusal(f"layer {layer!r}", layout, found.reason)
         return found

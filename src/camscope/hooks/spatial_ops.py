@@ -115,9 +115,10 @@ class SpatialOps(Calls):
     def _large(self, value: object) -> Iterator[Tensor]:
         """The tensors (N,K,*grid) of more than one cell in an argument."""
         for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, Tensor) and one.ndim == self._axes and math.prod(one.shape[2:]) > 1:
-                if id(one) not in self._constants:
-                    yield one
+            if not isinstance(one, Tensor) or one.ndim != self._axes or id(one) in self._constants:
+                continue
+            if math.prod(one.shape[2:]) > 1:
+                yield one
 
 
 def may_be_watched(model: nn.Module) -> bool:
