@@ -10,6 +10,7 @@ FLOORS = {
         ["structure", "signatures", "files", "cards"], 0.5
     ),  # the mezzanine: what several rooms of the first floor need
     **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
+    "layout_probe": 1.5,  # hooks to layers
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
     **dict.fromkeys(["explainers", "models"], 3),
     "medical": 3.5,  # scans to explainers, and explanations to viewers

@@ -739,7 +739,7 @@ def test_tokens_behind_the_grid_are_told_from_those_before_it(before, behind, ne
     torch.testing.assert_close(tool.attribute(x, 1), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_grid_of_other_proportions_than_the_input_is_questioned():
+def test_a_plane_that_is_no_grid_of_the_input_is_an_error():
     class Unfolded(nn.Module):
         def __init__(self):
             super().__init__()
@@ -750,8 +750,17 @@ def test_a_grid_of_other_proportions_than_the_input_is_questioned():
             return self.head(self.conv(patches).relu().mean((2, 3)))
 
     torch.manual_seed(0)
-    said = GradCAM(Unfolded(), "conv").explain(torch.randn(3, 64, 64), 1)
-    assert said.notes == ("the grid 16x256 of layer 'conv' has not the proportions of the input 64x64: is it one?",)
+    with pytest.raises(
+        LayerError, match="'conv': its output was read as channels_first 16x256, but its cells react to"
+    ):
+        GradCAM(Unfolded(), "conv").explain(torch.randn(3, 64, 64), 1)
+
+
+def test_a_grid_of_other_proportions_than_the_input_is_questioned():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, (1, 8), (1, 8)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    said = GradCAM(model, "0").explain(torch.randn(3, 64, 64), 1)
+    assert said.notes == ("the grid 64x8 of layer '0' has not the proportions of the input 64x64: is it one?",)
     model, x = plain()
     assert GradCAM(model, "middle").explain(x[0], 1).notes == ()
 

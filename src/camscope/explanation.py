@@ -33,6 +33,7 @@ MEANING = {
     "flat": "the map has one value everywhere",
     "nonfinite": "the map holds NaN or infinity, shown as zero",
     "no_spatial_resolution": "the layer has a single cell: the map cannot say where",
+    "layout_unverified": "whether the layer's cells lie over the parts of the image that they react to could not be verified",
 }
 
 

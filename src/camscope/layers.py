@@ -3,16 +3,30 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
+from camscope.hooks.image_tokens import has_image_tokens, is_in_language_model, note_image_tokens
 from camscope.hooks.joins import Joins
+from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
 from camscope.hooks.tap import Tap
-from camscope.layouts import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Grid, Layout, Seen, is_askew, read_layout
+from camscope.layout_probe import Finding, Place, Verdict, prove, refusal
+from camscope.layouts import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    CONVOLUTIONAL,
+    TOKENS,
+    Grid,
+    Layout,
+    Seen,
+    image_token_layout,
+    is_askew,
+    read_layout,
+)
 from camscope.structure import the_tensor
 
 __all__ = [
@@ -25,6 +39,8 @@ __all__ = [
     "SpatialLayer",
     "choose_layer",
     "find_layer",
+    "image_token_layout",
+    "in_place",
     "is_askew",
     "layout_of",
     "noting",
@@ -45,10 +61,14 @@ PASS_THROUGH = (
 
 @dataclass(frozen=True)
 class SpatialLayer:
-    """A layer whose output has a grid, in the order in which layers finish."""
+    """A layer whose output has a grid, in the order in which layers finish.
+
+    `by_construction`: convolutions, pools and elementwise steps made it of the input, so that its grid needs no proof.
+    """
 
     name: str
     layout: Layout
+    by_construction: bool = field(default=False, compare=False)
 
 
 def noting(model: nn.Module, scope: ExitStack) -> Seen:
@@ -72,6 +92,7 @@ def noting(model: nn.Module, scope: ExitStack) -> Seen:
             scope.callback(module.register_forward_hook(here_only(note_last_axis)).remove)
     if any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
         scope.enter_context(Joins(seen.joined))
+    note_image_tokens(model, scope, seen.image_tokens)
     return seen
 
 
@@ -87,7 +108,7 @@ def layout_of(
 
     Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
     """
-    found = read_layout(output.shape, x.shape, find_layer(model, name)[1], layout, seen)
+    found = _layout(model, name, output.shape, x.shape, seen, layout)
     merged = _merged_by(model)
     patches = max(map(math.prod, seen.grids), default=0)
     if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
@@ -96,6 +117,20 @@ def layout_of(
             f"{patches // merged}: choose a layer of the last stage, or pass reshape= that puts them in rows"
         )
     return found
+
+
+def _layout(
+    model: nn.Module,
+    name: str,
+    shape: Sequence[int],
+    input_shape: Sequence[int],
+    seen: Seen,
+    layout: str | Layout | None = None,
+) -> Layout:
+    """As `read_layout`, but where a layer of a vision-language model holds the image is read from the input ids."""
+    if layout is None and len(shape) == 3 and is_in_language_model(model, name) and has_image_tokens(model):
+        return image_token_layout(shape, input_shape, seen)
+    return read_layout(shape, input_shape, find_layer(model, name)[1], layout, seen)
 
 
 def _merged_by(model: nn.Module) -> int:
@@ -109,26 +144,51 @@ def _merged_by(model: nn.Module) -> int:
 
 def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Sequence[int]) -> list[SpatialLayer]:
     """Every layer with more than one cell, from one forward pass `run`, in the order in which the layers finish."""
-    finished: dict[str, tuple[nn.Module, torch.Size]] = {}
+    finished: dict[str, tuple[torch.Size, bool]] = {}
 
     def note(name: str, module: nn.Module, output: object) -> None:
         finished.pop(name, None)
         with suppress(LayerError):
-            finished[name] = module, the_tensor(name, output)[1].shape
+            tensor = the_tensor(name, output)[1]
+            finished[name] = tensor.shape, isinstance(module, CONVOLUTIONAL) if ops is None else ops.made(tensor)
 
     with torch.no_grad(), Hooks() as hooks:
         seen = noting(model, hooks)
+        inner = unwrap(model)
+        ops = hooks.enter_context(SpatialOps(inner, input_shape[2:])) if may_be_watched(inner) else None
         for name, module in unwrap(model).named_modules():
             if name and not isinstance(module, (*PASS_THROUGH, torch.jit.ScriptModule)):
                 hook = here_only(lambda module, args, output, name=name: note(name, module, output))
                 hooks.hold(module.register_forward_hook(hook))
         run()
     found = []
-    for name, (module, shape) in finished.items():
+    for name, (shape, made) in finished.items():
         with suppress(LayerError):
-            layout = read_layout(shape, input_shape, module, seen=seen)
-            found += [SpatialLayer(name, layout)] if math.prod(layout.grid) > 1 else []
+            layout = _layout(model, name, shape, input_shape, seen)
+            made = made and layout.kind == CHANNELS_FIRST
+            found += [SpatialLayer(name, layout, made)] if math.prod(layout.grid) > 1 else []
     return found
+
+
+def in_place(
+    model: nn.Module, layers: Sequence[SpatialLayer], run: Callable[[Tensor], object], x: Tensor
+) -> list[SpatialLayer]:
+    """The layers without those that react to other parts of x (N,C,*S) than their grid says, or to none; see `prove`."""
+    return [layer for layer in layers if _finding(model, layer, [layer], run, x).verdict is not Verdict.CONTRADICTED]
+
+
+def _finding(
+    model: nn.Module,
+    layer: SpatialLayer,
+    others: Sequence[SpatialLayer],
+    run: Callable[[Tensor], object],
+    x: Tensor,
+) -> Finding:
+    """What is found of a layer's layout; the same passes look at the others that have the same one."""
+    if layer.by_construction:
+        return Finding(Verdict.BY_CONSTRUCTION)
+    alike = [Place(layer.name), *(Place(one.name) for one in others if one.layout == layer.layout)]
+    return prove(model, list(dict.fromkeys(alike)), layer.layout, x, run)[0]
 
 
 def choose_layer(
@@ -150,6 +210,7 @@ def choose_layer(
     if layers[-1].layout.kind == TOKENS:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
     step, reached = len(layers) if every else CANDIDATES, False
+    contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
         gradients = _gradients(model, score, x, [layer.name for layer in last])
@@ -159,8 +220,15 @@ def choose_layer(
             for layer in reversed(last)
             if (channels := _channels_read(layer, gradients.get(layer.name), dense)) is not None
         }
-        if read:
-            return next((layer for layer in read if _holds_features(model, layer, read[layer])), next(iter(read)))
+        order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
+        for number, layer in enumerate(order):
+            # if the first is no grid of the image, those like it may be many: they share their passes
+            finding = _finding(model, layer, order[number : number + CANDIDATES] if contradicted else [], score, x)
+            if finding.verdict is not Verdict.CONTRADICTED:
+                return layer
+            contradicted.append(refusal(f"layer {layer.name!r}", layer.layout, finding.reason))
+    if contradicted:
+        raise contradicted[0]
     if not reached:
         raise LayerError(
             f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "

@@ -44,11 +44,15 @@ class Layout:
 
 @dataclass
 class Seen:
-    """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined."""
+    """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined.
+
+    `image_tokens`: where a sequence of so many tokens holds the patches, as the input ids of a vision-language model say.
+    """
 
     grids: set[Grid] = field(default_factory=set)
     joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
     works_on_last_axis: bool = False  # whether a LayerNorm or a Linear took more than (N,K)
+    image_tokens: dict[int, tuple[int, ...] | None] = field(default_factory=dict)  # positions, by sequence length
 
     def before(self, tokens: int, cells: int) -> int | None:
         """Tokens in front of the piece of so many cells; None where no such piece was seen."""
@@ -209,6 +213,34 @@ def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Modu
     cells = math.prod(choice[0])
     before = seen.before(shape[1], cells)
     return Layout(TOKENS, choice[0], shape[1] - cells if before is None else before)
+
+
+def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: Seen) -> Layout:
+    """Layout of tokens (N,T,K) among which the input ids of a vision-language model say where the image is.
+
+    Raises LayerError where they do not say it, or where the image's tokens are not one run, row by row, on one grid.
+    """
+    tokens, size = shape[1], tuple(input_shape[2:])
+    remedy = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
+    if tokens not in seen.image_tokens:
+        raise LayerError(
+            f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of {tokens} tokens "
+            f"were seen that say where the image is; pass input_ids to the model, or {remedy}"
+        )
+    positions = seen.image_tokens[tokens]
+    if positions is None:
+        raise LayerError(
+            f"the samples of the batch hold their image tokens at different places; explain one at a time, or {remedy}"
+        )
+    count = len(positions)
+    if not count or positions[-1] - positions[0] + 1 != count:
+        raise LayerError(f"the input ids hold {count} image tokens, expected one uninterrupted run of them; {remedy}")
+    levels = [set(_grids(size))] if not seen.grids else _halved([g for g in seen.grids if len(g) == len(size)])
+    found = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
+    if len(found) != 1:
+        known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
+        raise LayerError(f"the input ids hold {count} image tokens; grids of so many cells: {known}; {remedy}")
+    return Layout(TOKENS, found[0], positions[0])
 
 
 def _under(tokens: int, grids: Collection[Grid], most: Sequence[int] = MOST_PREFIX_TOKENS) -> list[Grid]:

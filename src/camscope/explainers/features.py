@@ -44,6 +44,7 @@ class Features:
     replay: Replay | None = None
     shares: Shares | None = None
     notes: tuple[str, ...] = ()
+    unverified: bool = False  # whether the layout could be neither verified nor contradicted
     remarks: list[list[str]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -95,4 +95,5 @@ class LayerExplainer(AtLayer):
             )
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
-        return Maps(heat, features.layer, features.layout, zero, tuple(notes), tuple(map(tuple, features.remarks)))
+        own = tuple(map(tuple, features.remarks))
+        return Maps(heat, features.layer, features.layout, zero, tuple(notes), own, unverified=features.unverified)

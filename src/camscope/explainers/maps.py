@@ -18,6 +18,7 @@ class Maps:
 
     `measures`: numbers (N,) by name, which go into the results as they are.
     `error` (N,*s): each cell's standard error, where the map is a mean over what was drawn.
+    `unverified`: whether the layout of the layer could be neither verified nor contradicted.
     """
 
     heat: Tensor
@@ -28,6 +29,7 @@ class Maps:
     own: tuple[tuple[str, ...], ...] = ()
     measures: dict[str, Tensor] = field(default_factory=dict)
     error: Tensor | None = None
+    unverified: bool = False
 
     def notes_of(self, sample: int) -> tuple[str, ...]:
         """What a result of one sample says of itself."""
@@ -47,6 +49,7 @@ def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
         zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(several) else None,
         notes=_once([*(one.notes for one in several), said]),
         own=tuple(map(_once, zip_longest(*(one.own for one in several), fillvalue=()))),
+        unverified=any(one.unverified for one in several),
         measures={},  # each was of one map: of what they became it does not hold
     )
 
@@ -60,7 +63,8 @@ def statuses(maps: Maps) -> list[str]:
     flat = maps.heat.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero = [False] * len(flat) if maps.zero_gradient is None else maps.zero_gradient.tolist()
-    return [_status(flat.shape[1], zero[i], low[i], high[i]) for i in range(len(flat))]
+    found = [_status(flat.shape[1], zero[i], low[i], high[i]) for i in range(len(flat))]
+    return ["layout_unverified" if status == OK and maps.unverified else status for status in found]
 
 
 def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:

@@ -1,5 +1,6 @@
 """Pass: one forward pass that any number of methods, layers and scores share, one backward pass a score."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -18,8 +19,10 @@ from camscope.hooks.base import find_layers
 from camscope.hooks.input_gradient import HALF_PRECISION_BOOSTS
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
+from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
 from camscope.hooks.tap import Call, Tap
-from camscope.layers import Layout, Seen, is_askew, layout_of, noting
+from camscope.layers import CHANNELS_FIRST, Layout, Seen, is_askew, layout_of, noting
+from camscope.layout_probe import Finding, Place, Verdict, is_known, known_finding, prove, refusal, remember
 from camscope.targets import Score, full_precision
 
 
@@ -105,6 +108,9 @@ class Pass(ExitStack):
             around.enter_context(self._replay or nullcontext())
             padded = around.enter_context(padding_seen(model))
             self._seen = noting(model, around)
+            unknown = [layer for t, layer in enumerate(self._layers) if self._is_inferred(self._tools[t], layer)]
+            watched = unknown and may_be_watched(model)
+            self._ops = around.enter_context(SpatialOps(model, self._x.shape[2:])) if watched else None
             output = self._tap.run(lambda: scores[0].forward(self._x))
         self._shares = padded[-1] if padded else None
         # which of several calls the score depends on is seen by its gradient, whether a method uses that or not
@@ -113,6 +119,38 @@ class Pass(ExitStack):
         self._values = [[self._tools[g[0]].values(s, output, len(self._x)) for g in self._groups] for s in scores]
         every = [values for row in self._values for values in row]
         checked_finite("the score", torch.cat(every), first.on_nonfinite)
+
+    def _is_inferred(self, tool: Asker, layer: str) -> bool:
+        """Whether the layout of a layer is inferred here for the first time for this model and size."""
+        place = Place(layer, tool.output)
+        return (
+            tool.layout is None
+            and tool.reshape is None
+            and not is_known(self._scores[0].model, place, self._x.shape[1:])
+        )
+
+    def _finding(self, tool: Asker, layer: str, number: int, layout: Layout | None) -> Finding:
+        """What is known, or can be proved, of the layout of a layer's call; LayerError where it is contradicted."""
+        if layout is None or tool.layout is not None or math.prod(layout.grid) == 1:
+            return Finding(Verdict.VERIFIED)
+        score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
+        places = [Place(layer, tool.output, n if len(calls) > 1 else None) for n in range(len(calls))]
+        found = known_finding(score.model, places[number], x.shape[1:], layout)
+        if found is None and layout.kind == CHANNELS_FIRST and self._ops is not None:
+            for place, call in zip(places, calls, strict=True):
+                if call.activation.shape[1:] == calls[number].activation.shape[1:] and self._ops.made(call.activation):
+                    remember(score.model, place, x.shape[1:], layout, Finding(Verdict.BY_CONSTRUCTION))
+            found = known_finding(score.model, places[number], x.shape[1:], layout)
+        if found is None:
+            first = torch.zeros(1, dtype=torch.long, device=x.device)
+
+            def run(inputs: Tensor) -> object:
+                return score.forward(inputs, None if len(inputs) == len(x) else first)
+
+            found = prove(score.model, [places[number]], layout, x, run, shares=self._shares)[0]
+        if found.verdict is Verdict.CONTRADICTED:
+            raise refusal(f"layer {layer!r}", layout, found.reason)
+        return found
 
     def _gradients(self, values: Tensor, layers: Sequence[str], last: bool) -> dict[str, Tensor]:
         """The gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""
@@ -137,6 +175,7 @@ class Pass(ExitStack):
         calls = self._tap.calls[layer]
         place = next(n for n, one in enumerate(calls) if one is call)
         activation, layout, to_maps = self._read(tool, layer, call)
+        finding = self._finding(tool, layer, place, layout)
         if gradient is not None:
             checked_finite(f"the gradient at layer {layer!r}", gradient, tool.on_nonfinite)
         notes: tuple[str, ...] = ()
@@ -163,6 +202,7 @@ class Pass(ExitStack):
             replay=self._replay if self._replay and self._replay.remembers and self._replay.call == place else None,
             shares=self._shares,
             notes=notes,
+            unverified=finding.verdict is Verdict.UNDECIDED,
         )
 
     def _read(self, tool: Asker, layer: str, call: Call) -> tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]:

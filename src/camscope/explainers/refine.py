@@ -21,7 +21,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.masks import stretched
 from camscope.explainers.method import COMMON
 from camscope.hooks.base import find_layer, unwrap
-from camscope.layers import SpatialLayer, spatial_layers
+from camscope.layers import SpatialLayer, in_place, spatial_layers
 from camscope.targets import Score
 
 MOST_STAGES = 4
@@ -95,8 +95,19 @@ class RefineCAM(Explainer):
         built = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if built not in self._found:
             layers = spatial_layers(model, lambda: score.forward(x), x.shape)
-            self._found = {**self._found, built: stages(model, layers, deepest)}
+            found = stages(model, layers, deepest)
+            while wrong := self._out_of_place(layers, found[:-1], x, score):
+                layers = [layer for layer in layers if layer.name not in wrong]
+                found = stages(model, layers, deepest)
+            self._found = {**self._found, built: found}
         return self._found[built]
+
+    def _out_of_place(self, layers: Sequence[SpatialLayer], names: Sequence[str], x: Tensor, score: Score) -> set[str]:
+        """Those whose cells react to other parts of the input than they are drawn over."""
+        named = [layer for layer in layers if layer.name in names]
+        return {layer.name for layer in named} - {
+            layer.name for layer in in_place(score.model, named, score.forward, x)
+        }
 
 
 def stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest: str) -> list[str]:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from camscope.explainers.base import Explainer
 from camscope.explainers.maps import Later, Maps
 from camscope.explainers.method import Method
 from camscope.explainers.scope import checked_finite
-from camscope.explainers.tokens import Tokens, between_tokens, lengths_seen, reached
+from camscope.explainers.tokens import Tokens, between_tokens, is_unverified, lengths_seen, reached
 from camscope.hooks.attention import Attentions
 from camscope.hooks.blocks import Blocks
 from camscope.layers import Layout, noting
@@ -73,15 +73,18 @@ class TokenAttention(Explainer):
             values = [score.read(output, samples) for score in scores]  # all are checked before any backward
             checked_finite("the score", torch.cat(values), first.on_nonfinite)
             every, layout, others = between_tokens(first.name, x, seen.all, shown, lengths, first.layout)
-            made: list[list[Maps | Later]] = [[] for _ in own]
+            plain: list[list[Maps]] = [[] for _ in own]
             for score, value in zip(scores, values, strict=True):
                 found = reached(value, every, whole=any(tool.whole for tool in own))
                 tokens = Tokens(x, score, layout, *found, blocks)
                 for gradient in tokens.gradients:
                     checked_finite("the gradient at an attention", gradient, first.on_nonfinite)
                 for t, tool in enumerate(own):
-                    made[t].append(tool._map(tokens, others))
-        return made
+                    plain[t].append(tool._map(tokens, others))
+        count = every[0].probabilities.shape[-1]
+        if first.layout is None and is_unverified(first.name, scores[0], x, layout, count):
+            plain = [[replace(one, unverified=True) for one in maps] for maps in plain]
+        return [list(maps) for maps in plain]
 
     def _map(self, tokens: Tokens, others: Sequence[str]) -> Maps:
         heat = tokens.layout.to_maps(self.relevance(tokens).detach()[..., None])[:, 0].clone()

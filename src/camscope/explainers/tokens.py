@@ -1,7 +1,7 @@
 """Tokens: what one pass shows of the attention between tokens, for one score."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.attention import Attention
+from camscope.hooks.attention import Attention, Attentions
 from camscope.hooks.base import here_only, unwrap
 from camscope.hooks.blocks import Block, Blocks, skipped
 from camscope.hooks.tap import Tap
-from camscope.layers import TOKENS, Layout, Seen, read_layout
+from camscope.layers import TOKENS, Layout, Seen, image_token_layout, read_layout
+from camscope.layout_probe import Place, Verdict, prove, refusal
 from camscope.targets import Score, full_precision
 
 MOST_EXTRA = 9  # tokens beside those of the grid
@@ -39,7 +40,7 @@ class Tokens:
     @property
     def patches(self) -> slice:
         """The tokens that lie on the grid."""
-        return slice(self.layout.prefix, None)
+        return slice(self.layout.prefix, self.layout.prefix + math.prod(self.layout.grid))
 
     @property
     def probabilities(self) -> list[Tensor]:
@@ -121,7 +122,11 @@ def between_tokens(
             )
             continue
         try:
-            found[count] = read_layout((len(x), count, 1), x.shape, None, layout or TOKENS, seen)
+            shape = len(x), count, 1
+            if layout is None and count in seen.image_tokens:
+                found[count] = image_token_layout(shape, x.shape, seen)
+            else:
+                found[count] = read_layout(shape, x.shape, None, layout or TOKENS, seen)
         except LayerError as error:
             errors.append(LayerError(f"{method}, attention between {count} tokens: {error}"))
     if not found:
@@ -135,6 +140,32 @@ def between_tokens(
     read = [one for one in every if one.probabilities.shape[-1] == count]
     others = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
     return read, known, [f"attention between {other} others, which lie on no grid, was left out" for other in others]
+
+
+def is_unverified(method: str, score: Score, x: Tensor, layout: Layout, tokens: int) -> bool:
+    """Whether nothing is known of where so many tokens lie; LayerError where they do not lie as the layout has it.
+
+    The values of the first attention between so many tokens are looked at, or what is known of it; see `prove`.
+    """
+
+    def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+        with Attentions() as seen:
+            seen.run(lambda: run(inputs))
+        first = next((one for one in seen.all if one.probabilities.shape[-1] == tokens), None)
+        if first is None:
+            return [None]
+        values = first.probabilities if first.value is None else first.value
+        return [values.detach().transpose(1, 2).flatten(2)]
+
+    def run(inputs: Tensor) -> object:
+        first = torch.zeros(1, dtype=torch.long, device=x.device)
+        return score.forward(inputs, None if len(inputs) == len(x) else first)
+
+    place = Place("", f"attention between {tokens} tokens")
+    finding = prove(score.model, [place], layout, x, run, read=read)[0]
+    if finding.verdict is Verdict.CONTRADICTED:
+        raise refusal(f"{method}, attention between {tokens} tokens", layout, finding.reason)
+    return finding.verdict is Verdict.UNDECIDED
 
 
 def reached(

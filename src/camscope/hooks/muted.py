@@ -1,0 +1,51 @@
+"""Muted hooks: a forward pass of the bare model, of which no hook hears."""
+
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as everywhere
+
+from camscope.hooks.base import unwrap
+
+_lock = threading.RLock()  # one thread at a time: what it puts in place of the hooks must be what it takes away
+
+
+class _Muted:
+    """A forward hook that is silent in one thread."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook, self._thread = hook, threading.get_ident()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if threading.get_ident() == self._thread else self.hook(*args, **kwargs)
+
+
+@contextmanager
+def hooks_muted(model: nn.Module) -> Iterator[None]:
+    """In this thread no forward hook runs that was set before, on a module of the model or on all modules.
+
+    Each keeps its place and its handle. Other threads' passes run them as always.
+    """
+    with _lock:
+        replaced = [(hooks, key, _Muted(hook)) for hooks in _hooks(unwrap(model)) for key, hook in list(hooks.items())]
+        try:
+            for hooks, key, muted in replaced:
+                if hooks.get(key) is muted.hook:
+                    hooks[key] = muted
+            yield
+        finally:
+            for hooks, key, muted in replaced:
+                if hooks.get(key) is muted:
+                    hooks[key] = muted.hook
+
+
+def _hooks(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
+    yield everywhere._global_forward_hooks
+    yield everywhere._global_forward_pre_hooks
+    for module in model.modules():
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            if isinstance(hooks := getattr(module, name, None), MutableMapping):  # a TorchScript module may have none
+                yield hooks

@@ -1,0 +1,379 @@
+"""Layout probe: whether the cells of a layer's output react to the parts of the input that they are drawn over.
+
+A shape alone does not say which token lies where: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
+model runs three more times. Each run replaces another third of the cells, drawn at random, in the input by noise. A token
+that lies over a cell changes most in the run that replaces that cell, and hardly between the other two. Each token is
+compared with itself only, so that neither its scale nor what all tokens have in common counts.
+"""
+
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from camscope.errors import LayerError
+from camscope.hooks.base import Hooks, autocast_uncached, evaluating, find_layer, here_only, unwrap
+from camscope.hooks.muted import hooks_muted
+from camscope.layouts import CHANNELS_FIRST, TOKENS, Layout
+from camscope.structure import the_tensor
+
+RUNS = 3
+MAX_TOKENS_EACH_ALONE = 32**2  # more of them are replaced in blocks, as the cells of maps
+MAX_CELLS_EACH_ALONE = 8  # along an axis of a map; of a finer one, blocks of cells are replaced together
+BLOCKS_PER_AXIS = {1: 16, 2: 4, 3: 3}
+MAX_SHIFT = 9  # tokens by which a prefix may be wrong
+FEW_BLOCKS = 9  # below, agreement by chance is likely, and more of it is asked for
+PATTERNS = 64  # random patterns, of which the one is taken that is least like itself elsewhere
+PERMUTATIONS = 256
+
+VERIFIED = ((3.0, 0.25), (2.5, 0.7))  # z and agreement: one pair must be reached
+VERIFIED_AGREEMENT_OF_FEW, MIN_REACTION = 0.8, 0.02
+LOCAL_REACTION, LOCAL_REACTION_OF_FEW, CHANCE_AGREEMENT = 0.4, 0.5, 0.2
+OTHER_PLACE_Z, OTHER_PLACE_LEAD = 3.5, 2.5  # its z, and by how much it is more than that of the layout
+
+Run = Callable[[Tensor], object]
+Read = Callable[[Run, Tensor], "list[Tensor | None]"]
+
+
+class Verdict(Enum):
+    """What is known of a layout."""
+
+    BY_CONSTRUCTION = "by construction"  # windows over the input and elementwise steps made the map
+    VERIFIED = "verified"
+    CONTRADICTED = "contradicted"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict; where the layout is contradicted, what was seen instead."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An output of a model: that of a layer, of one of its calls. `output`: see `the_tensor`."""
+
+    layer: str
+    output: str | int | None = None
+    call: int | None = None
+
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by model: by layer: by place, input size and layout: a finding
+_lock = threading.RLock()
+
+
+def known_finding(model: nn.Module, place: Place, size: Sequence[int], layout: Layout) -> Finding | None:
+    """What is known already of a layout for inputs (C,*S) of this size."""
+    with _lock:
+        return _findings(model, place).get((place, tuple(size), str(layout)))
+
+
+def is_known(model: nn.Module, place: Place, size: Sequence[int]) -> bool:
+    """Whether anything is known already of any call of a layer for inputs of this size."""
+    with _lock:
+        found = _findings(model, place)
+        return any((one.output, known) == (place.output, tuple(size)) for one, known, _ in found)
+
+
+def remember(model: nn.Module, place: Place, size: Sequence[int], layout: Layout, finding: Finding) -> Finding:
+    """Keep a finding for as long as the model and the layer live."""
+    with _lock:
+        _findings(model, place)[place, tuple(size), str(layout)] = finding
+    return finding
+
+
+def _findings(model: nn.Module, place: Place) -> dict[tuple[Place, tuple[int, ...], str], Finding]:
+    of_model: WeakIdKeyDictionary = _known.setdefault(unwrap(model), WeakIdKeyDictionary())
+    found: dict[tuple[Place, tuple[int, ...], str], Finding] = of_model.setdefault(
+        find_layer(model, place.layer)[1], {}
+    )
+    return found
+
+
+def prove(
+    model: nn.Module,
+    places: Sequence[Place],
+    layout: Layout,
+    x: Tensor,
+    run: Run,
+    *,
+    read: Read | None = None,
+    shares: Sequence[float] | None = None,
+) -> list[Finding]:
+    """For each place, whether its output has this layout for inputs like x (N,C,*S): from three forward passes `run`.
+
+    They run in eval mode, without the hooks of others and without gradients, and leave the random numbers as they are. What
+    is known is not asked again. `read(run, x)`: takes the outputs of the places out of a pass, where they are not those of
+    layers. `shares`: which part of its own plane a model that pads takes from the input, by axis.
+    """
+    size = x.shape[1:]
+    known = [known_finding(model, place, size, layout) for place in places]
+    if None in known:
+        with hooks_muted(model), _undisturbed(model, x):  # one thread at a time: the next one knows what this one found
+            unknown = [place for place in places if known_finding(model, place, size, layout) is None]
+            rows = measured(read or partial(_outputs, model, unknown), layout, x, run, shares=shares) if unknown else []
+            for place, finding in zip(unknown, rows or [Finding(Verdict.UNDECIDED)] * len(unknown), strict=True):
+                remember(model, place, size, layout, finding)
+        known = [known_finding(model, place, size, layout) for place in places]
+    return [finding for finding in known if finding is not None]
+
+
+def measured(
+    read: Read, layout: Layout, x: Tensor, run: Run, *, shares: Sequence[float] | None = None
+) -> list[Finding]:
+    """What three passes say of each tensor that `read(run, x)` takes out of one; [] where the model fails."""
+    blocks = _blocks(layout)
+    labels = _pattern(blocks, seed=0)
+    cells = _spread(labels.view(blocks), layout.grid)
+    outputs: list[list[Tensor | None]] = []
+    for some in (x[:1], x) if len(x) > 1 else (x,):  # one sample is enough, if the model takes one
+        try:
+            outputs = [read(run, variant) for variant in _variants(some, cells, layout, shares)]
+            break
+        except Exception:  # noqa: S112 - the model's own: it may not take such a batch
+            continue
+    covered = _covered(layout.grid, x.shape[2:], shares)
+    return [_judged(tensors, layout, labels, blocks, covered) for tensors in zip(*outputs, strict=True)]
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Eval mode, no gradients, and all random numbers as they were afterwards."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    devices = [x.device] if x.device.type == "cuda" else []
+    try:
+        with (
+            torch.random.fork_rng(devices),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            autocast_uncached(),
+            evaluating(unwrap(model)),
+        ):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+
+
+def _outputs(model: nn.Module, places: Sequence[Place], run: Run, x: Tensor) -> list[Tensor | None]:
+    """What a pass gives at each place; None where there is nothing to look at."""
+    calls: list[list[Tensor]] = [[] for _ in places]
+
+    def keep(number: int, module: nn.Module, args: object, output: object) -> None:
+        calls[number].append(the_tensor(places[number].layer, output, places[number].output)[1].detach().clone())
+
+    with Hooks() as hooks:
+        for number, place in enumerate(places):
+            module = find_layer(model, place.layer)[1]
+            hooks.hold(module.register_forward_hook(here_only(partial(keep, number))))
+        try:
+            run(x)
+        except Exception:
+            if not all(calls):  # what comes behind the layers does not matter
+                raise
+    chosen = zip(calls, (place.call for place in places), strict=True)
+    return [some[-1 if call is None else call] if len(some) > (call or 0) else None for some, call in chosen]
+
+
+def _blocks(layout: Layout) -> tuple[int, ...]:
+    """Into how many parts each axis of the grid is divided: those are replaced as a whole."""
+    grid = layout.grid
+    if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_EACH_ALONE:
+        return tuple(grid)
+    return tuple(
+        cells if cells <= MAX_CELLS_EACH_ALONE and len(grid) < 3 else min(cells, BLOCKS_PER_AXIS.get(len(grid), 2))
+        for cells in grid
+    )
+
+
+def _pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
+    """(blocks,): the run that replaces each block; as unlike itself shifted or transposed as can be."""
+    generator = torch.Generator().manual_seed(seed)
+    count = math.prod(blocks)
+    even = torch.arange(count) % RUNS
+    drawn = [even[torch.randperm(count, generator=generator)] for _ in range(PATTERNS)]
+
+    def likeness(labels: Tensor) -> float:
+        shifted = [(labels[k:] == labels[:-k]).double().mean() for k in range(1, min(count - 1, MAX_SHIFT) + 1)]
+        plane = labels.view(blocks)
+        turned = [
+            (plane.transpose(i, i + 1).reshape(-1) == labels).double().mean()
+            for i in range(len(blocks) - 1)
+            if min(blocks[i : i + 2]) > 1
+        ]
+        return max(map(float, (*shifted, *turned)), default=0.0)
+
+    return min(drawn, key=likeness)
+
+
+def _spread(values: Tensor, size: Sequence[int]) -> Tensor:
+    """(*blocks) -> (*size): each entry over its part of a finer grid."""
+    for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
+        values = values.index_select(axis, torch.arange(length) * count // length)
+    return values
+
+
+def _cell_of_pixel(cells: int, pixels: int, share: float) -> Tensor:
+    return (torch.arange(pixels) * (cells * share / pixels)).long().clamp(max=cells - 1)
+
+
+def _covered(grid: Sequence[int], size: Sequence[int], shares: Sequence[float] | None) -> Tensor:
+    """(cells,): which of them lie over the input: some may lie over padding, or be finer than its pixels."""
+    covered = torch.ones(tuple(grid), dtype=torch.bool)
+    for axis, (cells, pixels) in enumerate(zip(grid, size, strict=True)):
+        present = torch.zeros(cells, dtype=torch.bool)
+        present[_cell_of_pixel(cells, pixels, shares[axis] if shares else 1.0)] = True
+        covered &= present.view([-1 if i == axis else 1 for i in range(len(grid))])
+    return covered.reshape(-1)
+
+
+def _variants(x: Tensor, cells: Tensor, layout: Layout, shares: Sequence[float] | None) -> Iterator[Tensor]:
+    """Three versions of x (N,C,*S), each with another third of the cells replaced by noise."""
+    generator = torch.Generator().manual_seed(1)
+    space = tuple(range(2, x.ndim))
+    places = [
+        _cell_of_pixel(count, pixels, shares[axis] if shares else 1.0)
+        for axis, (count, pixels) in enumerate(zip(layout.grid, x.shape[2:], strict=True))
+    ]
+    label = cells
+    for axis, place in enumerate(places):
+        label = label.index_select(axis, place)
+    label = label.to(x.device)
+    values = x.detach().float()
+    low, high = values.amin(space, keepdim=True), values.amax(space, keepdim=True)
+    fine = torch.rand(x.shape, generator=generator).to(values)
+    coarse = torch.rand((*x.shape[:2], *layout.grid), generator=generator).to(values)
+    for axis, place in enumerate(places, start=2):
+        coarse = coarse.index_select(axis, place.to(x.device))
+    uniform = bool((low == high).all())
+    span = torch.where(high > low, high - low, high.abs().clamp(min=1) if uniform else 0)
+    noise = low + span * (fine + coarse) / 2
+    if uniform:  # nothing in it differs from anything else: noise on noise
+        values = low + span * torch.rand(x.shape, generator=generator).to(values)
+    for number in range(RUNS):
+        yield torch.where(label == number, noise, values).to(x.dtype)
+
+
+def _rows(output: Tensor, layout: Layout) -> Tensor | None:
+    """(N,T,K): every position of an output, those of the prefix too; None where it has not this layout."""
+    grid = tuple(layout.grid)
+    if layout.kind == TOKENS:
+        fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
+        return output if fits else None
+    if layout.kind == CHANNELS_FIRST:
+        return output.flatten(2).mT if tuple(output.shape[2:]) == grid else None
+    return output.flatten(1, -2) if tuple(output.shape[1:-1]) == grid else None
+
+
+def _judged(
+    outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
+) -> Finding:
+    rows = [None if one is None else _rows(one, layout) for one in outputs]
+    usable = [row.float() if row.dtype != torch.float64 else row for row in rows if row is not None]
+    if len(usable) < RUNS or len({row.shape for row in usable}) > 1:
+        return Finding(Verdict.UNDECIDED)
+    # [p]: how far the two runs are apart that leave the cells of run p as they are
+    apart = torch.stack([(usable[p - 1] - usable[p - 2]).norm(dim=-1).double().mean(0) for p in range(RUNS)]).cpu()
+    if not bool(apart.isfinite().all()):
+        return Finding(Verdict.UNDECIDED)
+    return judge(apart, layout, labels, blocks, covered)
+
+
+def judge(
+    apart: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
+) -> Finding:
+    """What the distances (3,T) between the runs at every position say of a layout.
+
+    `labels` (blocks,): the run that replaces each; `apart[p]`: between the two runs that leave the cells of run p.
+    """
+    grid = layout.grid
+    count = math.prod(grid)
+    start = layout.prefix if layout.kind == TOKENS else 0
+    cells = torch.arange(count)[covered] if covered is not None else torch.arange(count)
+    block_of_cell = _spread(torch.arange(math.prod(blocks)).view(*blocks), grid).reshape(-1)
+    total = apart.sum(0)
+    if not bool((total[start + cells] > 0).any()):
+        return Finding(Verdict.CONTRADICTED, "it does not depend on the image")
+    # 1 where only run p differs from the other two, -1/2 for those; 0 where all differ alike
+    reaction = torch.where(total > 0, (total - 3 * apart) / torch.where(total > 0, total, 1), 0)
+
+    def score(at: Tensor, label: Tensor) -> float:
+        return float(_centered(reaction[:, at])[label, torch.arange(len(at))].mean())
+
+    label = labels[block_of_cell[cells]]
+    own = score(start + cells, label)
+    here = _centered(reaction[:, start + cells])
+    local = float(here.amax(0).mean())
+    agreement = own / local if local > 0 else 0.0
+    generator = torch.Generator().manual_seed(2)
+    orders = torch.stack([torch.randperm(len(labels), generator=generator) for _ in range(PERMUTATIONS)])
+    by_chance = here[labels[orders][:, block_of_cell[cells]], torch.arange(len(cells))].mean(1)
+    spread = float(by_chance.std()) + 1e-12
+    z = (own - float(by_chance.mean())) / spread
+    few = len(labels) < FEW_BLOCKS
+
+    others = list(_other_places(reaction, labels, block_of_cell, cells, layout, spread))
+    best = max(others, default=(0.0, 0.0, ""))
+    if few and agreement >= VERIFIED_AGREEMENT_OF_FEW and local >= MIN_REACTION:
+        return Finding(Verdict.VERIFIED)
+    if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED):
+        return Finding(Verdict.VERIFIED)
+    # few cells agree with one of several other places by chance
+    elsewhere = not few and best[1] >= OTHER_PLACE_Z and best[0] - own >= OTHER_PLACE_LEAD * spread
+    if elsewhere or (local >= (LOCAL_REACTION_OF_FEW if few else LOCAL_REACTION) and agreement <= CHANCE_AGREEMENT):
+        like = f"; they react like {best[2]}" if elsewhere else ""
+        return Finding(Verdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
+    return Finding(Verdict.UNDECIDED)
+
+
+def _centered(values: Tensor) -> Tensor:
+    """What a run does to all positions alike says nothing of their places."""
+    return values - values.mean(1, keepdim=True)
+
+
+def _other_places(
+    reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout, spread: float
+) -> Iterator[tuple[float, float, str]]:
+    """Score, its z and its name, of the same cells at other positions of the sequence, or by columns."""
+    count, length = len(block_of_cell), reaction.shape[1]
+    if layout.kind != TOKENS:
+        return
+    label = labels[block_of_cell[cells]]
+    for start in _starts(length, count, layout.prefix):
+        at = start + cells
+        inside = (at >= 0) & (at < length)
+        if start == layout.prefix or int(inside.sum()) * 2 < len(cells) or int(inside.sum()) < 2:
+            continue
+        at, own = at[inside], label[inside]
+        found = float(_centered(reaction[:, at])[own, torch.arange(len(at))].mean())
+        yield found, found / spread * math.sqrt(len(at) / len(cells)), str(Layout(TOKENS, layout.grid, max(start, 0)))
+    if len(layout.grid) == 2 and min(layout.grid) > 1:
+        turned = labels[block_of_cell].view(layout.grid).T.reshape(-1)[cells]
+        here = _centered(reaction[:, layout.prefix + cells])
+        found = float(here[turned, torch.arange(len(cells))].mean())
+        yield found, found / spread, f"{layout} read by columns"
+
+
+def _starts(length: int, count: int, prefix: int) -> Iterator[int]:
+    """Where the grid may begin instead: anywhere that it fits, and a few tokens off."""
+    yield from {*range(length - count + 1), *range(prefix - MAX_SHIFT, prefix + MAX_SHIFT + 1)}
+
+
+def refusal(name: str, layout: Layout, reason: str) -> LayerError:
+    """The error for a layout that is contradicted."""
+    return LayerError(
+        f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show; "
+        f"choose another layer, or pass layout= or reshape= if you know where the image is"
+    )
