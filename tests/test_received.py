@@ -325,6 +325,13 @@ def test_what_never_ends_is_neither_waited_for_nor_read(run, ending, kind, tmp_p
             open_regular(place)
 
 
+def test_a_file_without_size_is_empty_whatever_is_behind_it():
+    if not Path("/proc/self/pagemap").exists():
+        pytest.skip("this system has no /proc")
+    with open_regular("/proc/self/pagemap") as file:  # a quarter of a petabyte
+        assert file.read() == b""
+
+
 def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_path, in_time):
     made = received(run, tmp_path / "run")
     for part in (made / "parts").iterdir():

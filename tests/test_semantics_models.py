@@ -250,7 +250,8 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both():
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is torch.int64; expected a float tensor"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is int64, and the model does not convert it"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.bool), "the input is torch.bool; expected a float tensor"),
         (torch.zeros(3, 8), r"the input is \(3, 8\); expected \(N,C,H,W\)"),
         (np.zeros((2, 3, 8, 8)), "the input is a ndarray; expected a float tensor"),
         (None, "the input is a NoneType"),
@@ -676,7 +677,7 @@ def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
     assert flat.shape == (2, 4, 8)  # whoever names a layout is believed
 
 
-def test_a_video_with_its_channels_behind_the_time_is_refused():
+def test_a_video_with_its_channels_behind_the_time_is_refused_until_its_kind_is_said():
     torch.manual_seed(0)
 
     class TimeFirst(nn.Module):
@@ -688,10 +689,14 @@ def test_a_video_with_its_channels_behind_the_time_is_refused():
             return self.conv(x.transpose(1, 2)).relu().mean((2, 3, 4))
 
     x = torch.randn(1, 8, 3, 6, 6)
-    with pytest.raises(InputError, match=r"3 channels behind the time; pass \(N,C,T,H,W\)"):
-        GradCAM(TimeFirst(), "conv").attribute(x, 1)
-    with pytest.raises(InputError, match="behind the time"):
-        GradCAM(TimeFirst(), "conv").explain(x[0], 1)
+    model = TimeFirst()
+    with pytest.raises(InputError, match=r"3 channels behind the frames of a video.*pass frames_first=True"):
+        GradCAM(model, "conv").attribute(x, 1)
+    with pytest.raises(InputError, match="behind the frames"):
+        GradCAM(model, "conv").explain(x[0], 1)
+    found = HiResCAM(model, "conv", frames_first=True).explain(x[0], 1)
+    maps = model.conv(x.transpose(1, 2))[0, 1].detach()
+    np.testing.assert_allclose(found.heat, maps.relu().numpy() / maps.numel(), atol=1e-7)
     assert GradCAM(nn.Sequential(nn.Conv3d(3, 5, 3, padding=1), nn.ReLU(), plain_pool()), "1").attribute(
         x.transpose(1, 2), 1
     ).shape == (1, 8, 6, 6)

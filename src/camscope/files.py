@@ -138,16 +138,20 @@ def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
 def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> BufferedReader:
     """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `limit` bytes.
 
-    It never waits for a pipe.
+    It never waits for a pipe. A file of no size is empty, also one of `/proc`, which would go on for ever.
     """
     expect_regular(path, limit)  # before it is opened, which may already change a device
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     try:
-        _expect_regular(os.fstat(file.fileno()), limit)  # it may have been replaced since
+        status = os.fstat(file.fileno())
+        _expect_regular(status, limit)  # it may have been replaced since
     except OSError:
         file.close()
         raise
-    return file
+    if status.st_size:
+        return file
+    file.close()
+    return open(os.devnull, "rb")
 
 
 def expect_regular(path: str | os.PathLike[str], limit: int | None = None) -> None:

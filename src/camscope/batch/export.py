@@ -34,7 +34,7 @@ class Exported:
     rows: int = 0
     files: int = 0
     without: int = 0  # rows that have no map
-    apostrophes: int = 0  # cells of a table that begin with one, so that they are no formula
+    apostrophes: int = 0  # cells of a table that got one, so that they hold no formula
     reasons: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)  # of each reason, a row's id
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def _read_with(file: str) -> Iterator[str]:
         return
     folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120
     if folder is not None:
-        with os.scandir(folder or os.curdir) as entries:
+        with suppress(OSError), os.scandir(folder or os.curdir) as entries:  # what cannot be listed cannot be read
             yield from (entry.path for entry in entries if entry.is_symlink())
 
 

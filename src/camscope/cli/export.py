@@ -85,7 +85,9 @@ def _tell(done: "Exported", folder: str, output: str) -> None:
     if done.without:
         base.note(f"{done.without} of them have no map; see: {base.failed_rows(folder)}")
     if done.apostrophes:
-        base.note(f"{done.apostrophes} cells of the table begin with an apostrophe, so that they are no formulas")
+        base.note(
+            f"{done.apostrophes} cells of the table were given an apostrophe, so that a spreadsheet reads no formula"
+        )
     if done.reasons:
         table = base.table("rows>", "why they have no file", "as")
         for reason, count in done.reasons.most_common(20):
