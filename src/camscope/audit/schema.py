@@ -67,10 +67,23 @@ class Count(Part):
     positives: dict[str, int] = Field(default_factory=dict)
 
 
+class Marked(Part):
+    """Where the pixels of a finding or a region (`name`) are marked: in which kind of `source`, and which categories of it count.
+
+    `left_out`: categories of a COCO file that do not count. No categories: boxes, points, or masks of one label.
+    """
+
+    name: str
+    source: str
+    categories: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
 class Check(Stage):
     """The data, before any model saw them. `annotated`: who said which images have a finding, and where, in words."""
 
     annotated: str = ""
+    marked: tuple[Marked, ...] = ()
     flow: tuple[Step, ...] = ()
     patients: int = 0
     grouped: bool = False

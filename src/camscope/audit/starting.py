@@ -110,13 +110,14 @@ def _data(
     yield '# beside = ""  # the folder that a relative place of evidence begins in; default: the folder of this file'
     yield 'annotated = ""  # who said which images have a finding, and where, by what standard: the report quotes it'
     yield "# images = 1000  # at most so many, drawn by the seed; default: all"
-    yield '# window = "40,400"  # of CT, its middle and its width; default: what each scan says of itself'
+    words = "its center and width; default: the whole range of values; the window in a file's own tags is never applied"
+    yield f'# window = "40,400"  # of CT, {words}'
     yield ""
 
 
 def _evidence(column: str | None, asked: Sequence[str]) -> str:
     """One column is the place of one finding: of several somebody has to say which."""
-    words = "where findings are: a column of masks or boxes, a folder, or a COCO file"
+    words = 'a column of masks or boxes, a folder, or { file = "annotations.json", category = "lesion" }'
     if column is None or len(asked) < 2:
         return _optional("evidence", column, words)
     return f"# evidence = {{ {_text(asked[0])} = {_text(column)} }}  # of which finding is it? {words}"

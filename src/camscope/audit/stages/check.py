@@ -1,11 +1,14 @@
 """check: what is in the data, before any model sees it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from camscope.audit.answers.levels import AGE, band, by_the_year, in_order, missing
-from camscope.audit.schema import Check, Count, Found, Step
+from camscope.audit.config import Marks
+from camscope.audit.schema import Check, Count, Found, Marked, Step
+from camscope.audit.shortcuts.scenes import masked
 from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
@@ -43,6 +46,7 @@ def check(subject: Subject) -> Check:
     ]
     return Check(
         annotated=data.annotated,
+        marked=tuple(_marked(subject)),
         flow=tuple(_flow(subject)),
         patients=len(set(subject.patients.values())),
         grouped=data.patient is not None,
@@ -52,10 +56,17 @@ def check(subject: Subject) -> Check:
     )
 
 
+def _marked(subject: Subject) -> Iterator[Marked]:
+    """Of every finding and region with masks or boxes: which of their categories count."""
+    for name, evidence in {**subject.evidence, **masked(subject)}.items():
+        yield Marked(name=name, source=evidence.source, categories=evidence.categories, left_out=evidence.left_out)
+
+
 def _column(subject: Subject) -> str | None:
     """Of the manifest, that says where the first finding is."""
     named = subject.config.data.evidence
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
+    first = first.column if isinstance(first, Marks) else first
     return first if first in subject.whole.table.column_names else None
 
 
