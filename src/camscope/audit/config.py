@@ -268,10 +268,10 @@ class Config(_Part):
             return cls.model_validate(plain)
         except ValidationError as error:
             wrong = error.errors(include_url=False)
-            # of what may be a text or a table, a table is told what is wrong with it as a table
-            first = next((one for one in wrong if Marks.__name__ in one["loc"]), wrong[0])
-            first = wrong[0] if not isinstance(wrong[0]["input"], Mapping) else first
-            where = ".".join(str(part) for part in first["loc"] if part != Marks.__name__) or "the whole"
+            # where a text or a table may stand, the first error is that a table is no text: the next says what it lacks
+            is_table = wrong[0]["type"] == "string_type" and isinstance(wrong[0]["input"], Mapping)
+            first = wrong[1] if is_table and len(wrong) > 1 else wrong[0]
+            where = ".".join(str(part) for part in first["loc"] if "Marks" not in str(part)) or "the whole"
             words = str(first["msg"]).removeprefix("Value error, ")
             raise InputError(f"{name}: {where}: {words[0].lower()}{words[1:]}") from None
 
