@@ -16,7 +16,9 @@ class Part(BaseModel):
 class Number(Part):
     """A value with its 95 % interval by patient, of `n` rows in `groups` patients, beside what knows nothing (`baseline`).
 
-    `value` None: there is none, and `reason` says why.
+    `value` None: there is none, and `reason` says why. `interval`: the method of the interval; "" where there is none.
+    `unit`: what `n` counts. `roles`: of insertions, in which each value belongs to several patients, how many there are of
+    each kind; `groups` is then the smallest of these counts, and no number of patients.
     """
 
     value: float | None = None
@@ -29,6 +31,9 @@ class Number(Part):
     baseline: float | None = None
     baseline_name: str = ""
     reason: str = ""
+    interval: str = ""
+    unit: Literal["images", "insertions"] = "images"
+    roles: dict[str, int] = Field(default_factory=dict)
 
 
 class Stage(Part):
