@@ -343,12 +343,16 @@ class Leak(Part):
 
 
 class Cluster(Part):
-    """Images whose maps are alike: their number, the most typical ones, and what they have in common."""
+    """Images whose maps are alike: their number, the most typical ones, and what they have in common.
+
+    `mass`: the mean share of their maps in each region. `missed`: the share of them with a probability below a half.
+    """
 
     number: int
     images: int
     prototypes: tuple[str, ...]
     mass: dict[str, float] = Field(default_factory=dict)
+    missed: float | None = None
     columns: tuple[str, ...] = ()
 
 

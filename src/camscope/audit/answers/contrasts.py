@@ -52,6 +52,7 @@ class Side:
     witnesses: int
     constant: bool = False
 
+
 Interval = tuple[Callable[[Side, Side], tuple[float, float]], str]  # the ends of a difference, and the method
 
 

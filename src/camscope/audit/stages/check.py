@@ -81,14 +81,17 @@ def _numbered(manifest: Manifest) -> Manifest:
 
 
 def _flow(subject: Subject) -> list[Step]:
-    data, whole = subject.config.data, len(subject.whole)
-    made = [Step(name="rows of the manifest", rows=whole)]
+    data, whole = subject.config.data, subject.whole.table
+    paths = whole["path"].to_pylist()
+    made = [Step(name="rows of the manifest", rows=len(paths))]
     if data.split is not None:
-        kept = sum(str(one) == data.use for one in subject.whole.table[data.split].to_pylist())
-        made.append(Step(name="rows of the audited split", rows=kept))
-    reason = "at most so many, drawn by the seed" if data.images is not None else ""
-    lost = len(subject.whole) - sum(bool(one) for one in subject.whole.table["path"].to_pylist())
-    made += [Step(name="rows without a path", rows=lost, reason="left out", lost=True)] if lost else []
+        paths = [
+            path for path, value in zip(paths, whole[data.split].to_pylist(), strict=True) if str(value) == data.use
+        ]
+        made.append(Step(name="rows of the audited split", rows=len(paths)))
+    if lost := sum(not path for path in paths):
+        made.append(Step(name="rows without a path", rows=lost, reason="left out", lost=True))
+    reason = "drawn by the seed" if len(subject.rows) < len(paths) - lost else ""
     return [*made, Step(name="rows audited", rows=len(subject.rows), reason=reason)]
 
 
