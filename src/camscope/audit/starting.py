@@ -81,7 +81,7 @@ HEAD = (
     'title = "Model audit"',
     'question = ""  # what the model is meant for, in a sentence',
     "seed = 0",
-    "# replicates = 2000  # of the bootstrap by patient, from which intervals come",
+    "# replicates = 2000  # resamples of the bootstrap over patients; the report says which intervals rest on it",
     f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
     "# batch_size = 16  # images that the model is asked about at once, as they are: by default of small ones up to 64",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
@@ -102,7 +102,9 @@ def _data(
     yield _optional("label", label, "each image's class, by name or number")
     words = "for each finding a column of 0 and 1, in place of label"
     yield f"labels = {{ {columns} }}  # {words}" if labels else f'# labels = {{ finding = "column" }}  # {words}'
-    yield _optional("patient", _first(names, PATIENT), "whose image it is: intervals draw patients whole")
+    yield _optional(
+        "patient", _first(names, PATIENT), "whose image it is: statistics take all images of a patient as one unit"
+    )
     yield f"# columns by which answers and maps are compared; the report shows their levels, of ages {', '.join(BANDS)}"
     yield f"subgroups = {_list(subgroups)}"
     yield from _split(table)
@@ -174,7 +176,7 @@ def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
 
 def _report(names: Sequence[str]) -> Iterator[str]:
     yield "[report]"
-    yield 'profile = "research"  # names no file, and no column that is not listed; "clinical" names them'
+    yield 'profile = "research"  # no file name, and of the manifest only subgroups and columns listed here; "clinical" shows both'
     yield "columns = []  # may be shown, of " + ", ".join(_plain(name) for name in names if name not in NAMING)
     yield "allow_pixels = false  # true: also pictures in which text may be burned in are shown"
 
