@@ -212,6 +212,60 @@ def test_a_removal_that_is_shown_was_tested():
     )
 
 
+# --- maps
+
+NOTHING_KNOWN = "which knows nothing of the model"
+
+
+def any_number(random, low, high):
+    """None at all, of few patients, or with an interval."""
+    size = int(random.choice([0, 4, 8, 40]))
+    if not size:
+        return Number(reason="no map has a value")
+    spread = float(random.choice([0.02, 0.4])) if size >= 6 else None
+    return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="centre")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_said_of_maps_is_so(seed):
+    random = np.random.default_rng(seed)
+    whole = full(findings=(FINDING,))
+    line = next(one for one in whole.localise.lines if (one.metric, one.control) == ("enrichment", False))
+    over = any_number(random, -1, 1) if random.integers(4) else None
+    line = line.model_copy(update={"value": any_number(random, 1.0, 3.0), "over": over})
+    mass = next(one for one in whole.shortcut.masses if one.resolved and one.region not in ("the finding", "the organ"))
+    mass = mass.model_copy(update={"enrichment": any_number(random, 1.0, 3.0), "most": None})
+    summary = full(
+        findings=(FINDING,),
+        localise=whole.localise.model_copy(update={"lines": (line,), "levels": ()}),
+        shortcut=whole.shortcut.model_copy(update={"masses": (mass,)}),
+    )
+    made = verdicts(summary)
+    (on_finding,) = [one for one in made if one.question == "localisation"]
+    (on_region,) = [one for one in made if one.question == "where the maps lie"]
+    assert_the_interval_is_as_told(on_finding, line.value)
+    assert_the_interval_is_as_told(on_region, mass.enrichment)
+    if f"{NOTHING_KNOWN}, does as well" in on_finding.reason:
+        assert over.high <= 0
+    if "it cannot be told from centre" in on_finding.reason:
+        assert over.low <= 0 < over.high
+    if "it was not compared with" in on_finding.reason:
+        assert over is None or over.value is None
+    if "what maps of other patients have" in on_region.reason:
+        assert mass.enrichment.low <= mass.enrichment.baseline
+    for one in (on_finding, on_region):
+        assert one.reason or one.word != "not testable"
+
+
+def assert_the_interval_is_as_told(one, value):
+    if one.word == "supported":
+        assert value.low > one.margin
+    if "the interval holds the margin" in one.reason:
+        assert value.low <= one.margin <= value.high
+    if found := re.search(r"too few patients to tell: (\d+)", one.reason):
+        assert int(found[1]) < 10
+
+
 # --- what is counted
 
 

@@ -176,7 +176,7 @@ def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
 
 def _report(names: Sequence[str]) -> Iterator[str]:
     yield "[report]"
-    yield 'profile = "research"  # no file name, and of the manifest only subgroups and columns listed here; "clinical" shows both'
+    yield 'profile = "research"  # no file names; of the manifest only subgroups and columns listed here; "clinical" shows all'
     yield "columns = []  # may be shown, of " + ", ".join(_plain(name) for name in names if name not in NAMING)
     yield "allow_pixels = false  # true: also pictures in which text may be burned in are shown"
 
