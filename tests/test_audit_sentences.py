@@ -142,7 +142,7 @@ def effect(random, kind, fill=None):
     made = num(value, spread if size >= 6 else None, n=size, groups=size)
     if kind == "insert":
         made = made.model_copy(
-            update={"n": 3 * size, "unit": "insertions", "roles": {"receivers": 3 * size, "donors": size}}
+            update={"n": 3 * size, "unit": "insertions", "roles": (("receivers", 3 * size), ("donors", size))}
         )
     return Intervention(region=REGION, finding=FINDING, kind=kind, fill=fill, effect=made)
 
@@ -284,7 +284,7 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     )
     found = number(made.estimate)
     assert (found.n, found.unit, found.groups) == (92, "insertions", 20)
-    assert found.roles == {"receivers": 92, "donors": 20, "third patients": 31}
+    assert found.roles == (("receivers", 92), ("donors", 20), ("third patients", 31))
     one = Intervention(region="marker", finding=FINDING, kind="insert", fill=None, effect=found)
     shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
     summary = full(shortcut=shortcut)

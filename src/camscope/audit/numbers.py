@@ -18,6 +18,8 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
     few = found.groups < FOR_AN_INTERVAL
     low, high = (None, None) if few else (rounded(found.low), rounded(found.high))
     why = f"too few patients for an interval: {patients(found)}, and {FOR_AN_INTERVAL} are needed" if few else ""
+    if not few and (low is None or high is None):
+        why = "no interval can be made of these values"
     return Number(
         value=rounded(found.mean),
         low=low,
@@ -31,13 +33,13 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
         reason="; ".join(filter(None, (reason, why))),
         interval="" if low is None or high is None else found.method,
         unit="insertions" if found.roles else "images",
-        roles=dict(found.roles),
+        roles=found.roles,
     )
 
 
 def patients(found: Estimate | Number) -> str:
     """How many there are: `7`; of insertions of each kind: `92 receivers, 5 donors`."""
-    return ", ".join(f"{count} {role}" for role, count in found.roles.items()) or str(found.groups)
+    return ", ".join(f"{count} {role}" for role, count in found.roles) or str(found.groups)
 
 
 def rounded(value: float | None) -> float | None:

@@ -33,7 +33,7 @@ class Number(Part):
     reason: str = ""
     interval: str = ""
     unit: Literal["images", "insertions"] = "images"
-    roles: dict[str, int] = Field(default_factory=dict)
+    roles: tuple[tuple[str, int], ...] = ()
 
 
 class Stage(Part):

@@ -1,7 +1,7 @@
 """From values of images to a statement: means with 95 % intervals, paired differences, corrected for how many there are."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from math import isnan, sqrt
 from statistics import NormalDist
@@ -36,7 +36,7 @@ class Estimate:
     undefined: int = 0
     p: float | None = None
     method: str = BOOTSTRAP
-    roles: Mapping[str, int] = field(default_factory=dict)
+    roles: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" if isnan(self.low) else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"

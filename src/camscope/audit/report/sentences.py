@@ -191,6 +191,7 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
     }
 
 
+KINDS = {"insert": "insertion", "remove": "removal", "keep only": "keeping only a region"}
 FIELDS = {
     "auroc": "AUROC",
     "average_precision": "average precision",
@@ -225,7 +226,7 @@ def _label(part: BaseModel, name: str) -> str:
         ("Mass", "share"): "shares of maps in regions",
         ("Mass", "enrichment"): "enrichment of maps in regions",
         ("Mass", "confounder_sensitivity"): "regions among the highest values of maps",
-        ("Intervention", "effect"): f"effects of {getattr(part, 'kind', '')}",
+        ("Intervention", "effect"): f"effects of {KINDS.get(getattr(part, 'kind', ''), 'interventions')}",
         ("Blanked", "auroc"): "AUROC of changed images",
         ("Leak", "auroc"): "AUROC of probes",
     }.get((type(part).__name__, name), name.replace("_", " "))

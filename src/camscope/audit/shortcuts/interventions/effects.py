@@ -116,7 +116,7 @@ def insertion(
     def estimate(values: NDArray[np.float64]) -> Estimate:
         if not kinds:
             return estimated(values, groups, replicates=replicates, seed=seed)
-        return replace(multiway(values, own, *kinds), roles=counts)
+        return replace(multiway(values, own, *kinds), roles=tuple(counts.items()))
 
     made = _effect(f"insert {region}", None, effects, spread, estimate)
     return replace(made, few=_few(counts))
