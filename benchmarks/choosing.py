@@ -89,7 +89,7 @@ def photographs(name: str, count: int) -> tuple[Any, list[Sample], int]:
     model = load_model(f"{DATA / 'models.py'}:{name}")
     with TemporaryDirectory() as folder:
         table = manifest_of(str(listed(Path(folder) / "list.csv")), "")
-    boxes = evidence_of(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), ())
+    boxes = evidence_of(str(BOXES / "annotations.json"), table.table.column_names, Path("/"), "all")
     pool, _ = samples_of(table, GradCAM(model), None, boxes, most=count)
     return model, pool, 16
 

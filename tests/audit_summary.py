@@ -100,7 +100,7 @@ def answers(finding, auroc):
 
 
 def gain(value, n):
-    return num(value, 0.0714, n=n, groups=93, baseline=0.0, name="no difference", p=0.0031)
+    return num(value, 0.0714, n=n, groups=min(93, n), baseline=0.0, name="no difference", p=0.0031)
 
 
 def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
@@ -112,7 +112,7 @@ def lines(metric, finding, values, better="more", fill=None, layer=None, n=148):
             Line(
                 metric=metric, method=method, layer=None if control or method == PIXELS else layer or "layer4",
                 finding=finding, control=control, better=better, fill=fill,
-                value=num(value, 0.061 * abs(value) + 0.008, n=n, groups=93, baseline=values[best], name=best),
+                value=num(value, 0.061 * abs(value) + 0.008, n=n, groups=min(93, n), baseline=values[best], name=best),
                 over=None if control else gain(abs(value - values[best]), n),
             )
         )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 FLOORS = {
     **dict.fromkeys(["errors", "version"], 0),
     **dict.fromkeys(
-        ["structure", "signatures", "files", "cards"], 0.5
+        ["structure", "signatures", "files", "cards", "labels"], 0.5
     ),  # the mezzanine: what several rooms of the first floor need
     **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
     "layout_probe": 1.5,  # hooks to layers

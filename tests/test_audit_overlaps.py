@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 from audit_summary import full
 from camscope.audit.answers.asking import odds_of
 from camscope.audit.limits import warnings
-from camscope.audit.schema import Explain, Maps, Overlap
+from camscope.audit.schema import Explain, Maps, Overlap, Step
 from camscope.audit.shortcuts.overlaps import overlaps, together
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN, Scene, Scenes
 from camscope.audit.subject import Finding
@@ -67,11 +67,14 @@ def test_regions_hang_together_where_most_of_one_lies_in_another(pairs, groups):
 def test_one_patient_is_one(many, words):
     summary = full(
         check=full().check.model_copy(update={"patients": many}),
-        explain=Explain(maps=(Maps(method="gradcam", finding="nodule", maps=9, failures=many, statuses={"ok": 9}),)),
+        explain=Explain(
+            maps=(Maps(method="gradcam", finding="nodule", maps=9, failures=0, statuses={"ok": 9}),),
+            failures=(Step(name="no map", rows=many, reason="of another method"),),
+        ),
     )
     told = list(warnings(summary))
     assert any(one.startswith(words) for one in told)
-    assert any(one.startswith("1 image has no map" if many == 1 else "2 images have no map") for one in told)
+    assert any(one.startswith("1 image lacks a map" if many == 1 else "2 images lack a map") for one in told)
 
 
 def test_a_region_too_fine_for_the_maps_is_told_in_words_that_hold_for_one_and_for_many():

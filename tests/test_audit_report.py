@@ -279,7 +279,7 @@ def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     assert len(stages) == 9
     assert all(f"{name} : {SKIPPED}" in text for name in stages)
     assert "Nothing odd" not in text
-    assert "Nothing that was tested" not in text
+    assert "Nothing that could be tested" not in text
     assert "Not tested at all: check , resolve" in text
     assert "No question was asked." in text
     untested = [one for one in full().verdicts if one.word == "not testable"]
@@ -423,7 +423,7 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
     text = Reader(whole).text
     for finding in FINDINGS:
         assert f"AUROC by subgroup: {finding}" in text
-        assert f"Share of the map inside the finding, by subgroup: {finding}" in text
+        assert f"Share of the maps of gradcam inside the finding, by subgroup: {finding}" in text
         assert f"Effect of the region marker by subgroup: {finding}" in text
 
 

@@ -178,7 +178,10 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in FILLS]
     made = with_shortcut(regions={"border": 80}, interventions=(*filled, none))
     found = told(made, "shortcut", subject="border")[0]
-    assert (found.word, found.reason) == ("not testable", "nobody gives")
+    assert (found.word, found.effect.value) == ("not testable", 5.0)
+    assert found.reason == (
+        "nobody gives; removal was measured but does not count, because every image has this region"
+    )
 
 
 # Maps
@@ -189,8 +192,8 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     [
         (num(1.0, 0.5), "supported", ""),
         (num(0.2, 0.5), "not testable", "it cannot be told from centre, which knows nothing of the model"),
-        (num(0.5), "not testable", "it was not held against centre"),
-        (None, "not testable", "it was not held against centre"),
+        (num(0.5), "not testable", "its difference to centre, which knows nothing of the model, has no interval"),
+        (None, "not testable", "it was not compared with centre"),
         (num(-0.5, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
         (num(-2.0, 0.5), "not supported", "centre, which knows nothing of the model, does as well"),
     ],

@@ -270,7 +270,7 @@ def ranking(**over: tuple[float, ...]) -> Summary:
         ),
         (
             {"deletion": (0.4, 0.3), "insertion": (-0.4, -0.3)},
-            "not testable", -0.4, "the metrics disagree: deletion speaks for the maps; insertion speaks against",
+            "not testable", -0.4, "the metrics do not all agree: deletion speaks for the maps; insertion speaks against",
         ),
         ({"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)}, "not testable", 0.0, "deletion speaks against the maps"),
         ({"deletion": (0.4, -0.3), "road": (0.5,)}, "not testable", -0.3, "road speaks for the maps; deletion speaks neither"),

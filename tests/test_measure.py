@@ -89,7 +89,7 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
     boxed = evidence_of("boxes", columns, place).mask(row, mask.shape)
     read = evidence_of(tmp_path / "coco.json", columns, place, ["nodule"])
     np.testing.assert_array_equal(read.mask(row, mask.shape), boxed)
-    both = evidence_of(tmp_path / "coco.json", columns, place).mask(row, mask.shape)
+    both = evidence_of(tmp_path / "coco.json", columns, place, "all").mask(row, mask.shape)
     assert both.sum() == boxed.sum() + 9
     with pytest.raises(UndefinedError, match="no annotation of its name"):
         read.mask({**row, "path": "other.png"}, mask.shape)

@@ -6,6 +6,7 @@ CamscopeError
 ├── TargetError       (ValueError)          a class or question that this output has no answer for
 ├── InputError        (ValueError)          an image or tensor that the model cannot be given
 │   ├── ImageError    (ValueError)          a file that is not a whole image of a sane size
+│   ├── CategoryError (ValueError)          masks or annotations of several categories, none of them chosen
 │   └── PreprocessError (ValueError)        an image without a known way into the model
 ├── GeometryError     (ValueError)          a map without a known place
 ├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
@@ -43,6 +44,10 @@ class InputError(CamscopeError, ValueError):
 
 class ImageError(InputError):
     """A file that is not a whole image of a sane size."""
+
+
+class CategoryError(InputError):
+    """Masks or annotations of several categories of which none was chosen, or a choice that they do not have."""
 
 
 class PreprocessError(InputError):

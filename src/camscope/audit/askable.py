@@ -3,8 +3,11 @@
 from camscope.audit.answers.levels import MOST
 from camscope.audit.shortcuts.scenes import masked, wanted
 from camscope.audit.subject import Subject
-from camscope.errors import InputError, PreprocessError
+from camscope.errors import CamscopeError, CategoryError, InputError, PreprocessError
 from camscope.images.window import Window
+from camscope.measure.evidence import Evidence
+
+PROBED = 32  # masks that are looked into for several labels before the audit begins
 
 
 def expect_askable(subject: Subject) -> None:
@@ -16,7 +19,9 @@ def expect_askable(subject: Subject) -> None:
             )
     if subject.config.data.window is not None:
         Window.of(subject.config.data.window)
-    masked(subject), wanted(subject), subject.evidence, subject.tools  # each raises what is wrong with it
+    wanted(subject), subject.tools  # each raises what is wrong with it
+    for evidence in (*subject.evidence.values(), *masked(subject).values()):
+        _expect_choice(subject, evidence)
     if subject.tools[0].preprocess is None and subject.manifest.images is None:
         raise PreprocessError(
             'the model does not say how images enter it: say preprocess = "imagenet" in [model], or PREPROCESSING in the '
@@ -29,3 +34,14 @@ def expect_askable(subject: Subject) -> None:
                 f"of {len(truth)} labelled rows {sum(truth)} have the finding {finding.name!r}: some with it and some without "
                 f"are needed; is {subject.config.data.label or 'its column'!r} the column of labels?"
             )
+
+
+def _expect_choice(subject: Subject, evidence: Evidence) -> None:
+    """CategoryError where the first masks hold several labels, and none was chosen; what else is odd is for later stages."""
+    for row in subject.manifest.rows(0, min(PROBED, len(subject.rows))):
+        try:
+            evidence.mask(row, (1, 1))
+        except CategoryError:
+            raise
+        except CamscopeError:  # of another size than this one, say
+            continue

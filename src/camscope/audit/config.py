@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from camscope.batch.sources import LIBRARIES
 from camscope.errors import InputError
@@ -32,17 +41,47 @@ def _once(values: tuple[Any, ...]) -> tuple[Any, ...]:
 Names = Annotated[tuple[str, ...], AfterValidator(_once)]
 
 
+def _as_names(value: Any) -> Any:
+    """One category as a list of one, and labels by number as names."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in several)
+
+
+Categories = Annotated[tuple[str, ...], BeforeValidator(_as_names), AfterValidator(_once)]
+
+
 class _Part(BaseModel):
     """A table of the file: nothing in it is unknown, and nothing changes afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Marks(_Part):
+    """`{ file = "annotations.json", category = "WBC" }`: a file or a folder of masks, or a `column`, and what counts in it.
+
+    `category`: one, or several, of a COCO file, or labels of masks; "all": every one. Needed where there are several.
+    """
+
+    file: str | None = None
+    column: str | None = None
+    category: Categories = ()
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.file is None) == (self.column is None):
+            raise ValueError('name either file, as { file = "annotations.json", category = "WBC" }, or column')
+        return self
+
+
+Where = str | Marks
+
+
 class Data(_Part):
     """`[data]`: the images, and what is known of each.
 
     `label`: a column with each image's class, by name or number; or `labels`: for each finding a column of 0 and 1.
-    `evidence`: where the finding is, as `camscope measure --masks` takes it; of several findings a table, finding -> where.
+    `evidence`: where the finding is, as `camscope measure --masks` takes it, or with its category, see `Marks`; of several
+    findings a table, finding -> where.
     `beside`: the folder that a relative place of evidence begins in; of a TOML file its own. `annotated`: who said where
     findings are, and which images have one, in words.
     `root`: the folder that the paths in the manifest begin in and may not leave, images and masks alike; default: the
@@ -60,7 +99,7 @@ class Data(_Part):
     subgroups: Names = ()
     split: str | None = None
     use: str | None = None
-    evidence: str | dict[str, str] | None = None
+    evidence: str | Marks | dict[str, Where] | None = Field(default=None, union_mode="left_to_right")
     beside: str | None = None
     annotated: str = ""
     images: int | None = Field(default=None, ge=1)
@@ -134,13 +173,13 @@ class Regions(_Part):
     """`[regions]`: where a model should not need to look.
 
     `modality`: whose usual regions are looked for in each image; `presets`: or these. `columns`: name -> a column of masks,
-    of markers that some images have. `organ`: a column of masks of what the finding lies in.
+    of markers that some images have. `organ`: a column of masks of what the finding lies in. Of either also `Marks`.
     """
 
     modality: Modality | None = None
     presets: tuple[str, ...] = ()
-    columns: dict[str, str] = Field(default_factory=dict)
-    organ: str | None = None
+    columns: dict[str, Where] = Field(default_factory=dict)
+    organ: Where | None = None
 
 
 class Margins(_Part):
@@ -230,8 +269,11 @@ class Config(_Part):
         try:
             return cls.model_validate(plain)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the whole"
+            wrong = error.errors(include_url=False)
+            # where a text or a table may stand, the first error is that a table is no text: the next says what it lacks
+            is_table = wrong[0]["type"] == "string_type" and isinstance(wrong[0]["input"], Mapping)
+            first = wrong[1] if is_table and len(wrong) > 1 else wrong[0]
+            where = ".".join(str(part) for part in first["loc"] if "Marks" not in str(part)) or "the whole"
             words = str(first["msg"]).removeprefix("Value error, ")
             raise InputError(f"{name}: {where}: {words[0].lower()}{words[1:]}") from None
 
@@ -250,14 +292,12 @@ class Config(_Part):
     def placeless(self) -> dict[str, Any]:
         """Its tables as JSON has them, with words in place of the places of files; of the model's code the file's name stays."""
         plain = self.model_dump(mode="json")
-        data, model = plain["data"], plain["model"]
+        data, model, regions = plain["data"], plain["model"], plain["regions"]
         data["manifest"] = "a file"
         data["root"], data["beside"] = None if data["root"] is None else "files", None
-        found = data["evidence"]
-        if isinstance(found, dict):
-            data["evidence"] = {name: "files" if _is_place(one) else one for name, one in found.items()}
-        else:
-            data["evidence"] = "files" if _is_place(found) else found
+        several = isinstance(self.data.evidence, dict)
+        data["evidence"] = _each_placeless(data["evidence"]) if several else _placeless(data["evidence"])
+        regions["columns"], regions["organ"] = _each_placeless(regions["columns"]), _placeless(regions["organ"])
         model["weights"] = model["weights"] if model["weights"] in (None, "random") else "a file"
         model["source"] = _without_folder(model["source"])
         return plain
@@ -286,6 +326,17 @@ def placed_source(source: str, folder: Path) -> str:
     library = next((one for one in LIBRARIES if source.startswith(one)), "")
     path = folder / source.removeprefix(library)
     return source if "://" in source or (library and not path.is_dir()) else f"{library}{path}"
+
+
+def _each_placeless(marks: dict[str, Any]) -> dict[str, Any]:
+    return {name: _placeless(one) for name, one in marks.items()}
+
+
+def _placeless(marks: Any) -> Any:
+    """Without the name of a file or a folder; columns and categories stay."""
+    if isinstance(marks, dict):
+        return {**marks, "file": None if marks["file"] is None else "files"}
+    return "files" if _is_place(marks) else marks
 
 
 def _is_place(evidence: str | None) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from camscope.audit.config import Marks
 from camscope.audit.subject import THREADS, Subject
 from camscope.batch.locations import Locations
 from camscope.batch.manifest import arrow
@@ -118,19 +119,23 @@ def of_masks(subject: Subject) -> str:
 
 def _of_masks(subject: Subject) -> str:
     data, regions = subject.config.data, subject.config.regions
-    several = data.evidence if isinstance(data.evidence, dict) else {"": data.evidence}
+    several: Mapping[str, str | Marks | None] = (
+        data.evidence if isinstance(data.evidence, dict) else {"": data.evidence}
+    )
     named = {"organ": regions.organ, **{f"evidence {name}".strip(): place for name, place in sorted(several.items())}}
     named |= {f"region {name}": column for name, column in sorted(regions.columns.items())}
     if not any(named.values()):
         return NONE
     sha = hashlib.sha256()
     for part, name in named.items():
+        if isinstance(name, Marks) and name.category:
+            sha.update(f"{part}\n{name.category}\n".encode())
         for (what, _), found in _each(lambda one: _there(*one[1]), () if name is None else _masks(subject, name)):
             sha.update(f"{part}\n{what}\n{found}\n".encode())
     return sha.hexdigest()
 
 
-def _masks(subject: Subject, name: str) -> Iterator[tuple[str, tuple[Locations, str]]]:
+def _masks(subject: Subject, name: str | Marks) -> Iterator[tuple[str, tuple[Locations, str]]]:
     """The masks that a column, a folder, or a COCO file means: by row, so that it does not matter which of them named it."""
     known = subject.evidence_in(name)
     if isinstance(known, Column):
@@ -144,7 +149,8 @@ def _masks(subject: Subject, name: str) -> Iterator[tuple[str, tuple[Locations, 
                 if file := named.of(path):
                     yield str(row), (ANYWHERE, file)
     elif isinstance(known, Coco):
-        yield "annotations", (ANYWHERE, str(subject.place_of(name)))
+        coco = subject.place_of(name if isinstance(name, str) else name.file or "")
+        yield "annotations", (ANYWHERE, str(coco))
         for _, _, annotated in known.known:
             for one in annotated:
                 if "mask_file" in one:

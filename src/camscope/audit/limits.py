@@ -8,12 +8,12 @@ from camscope.audit.shortcuts.overlaps import overlapping
 ALWAYS = (
     "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
     "Maps that lie on a finding do not prove that the model uses it; maps that do not are no proof of a shortcut.",
-    "Maps are held against where somebody said that a finding is; where readers look was not recorded.",
+    "Where a finding lies is what annotators marked, if anything was marked; where readers look was not recorded.",
     "Confounders that nobody named, or that cannot be seen, are not excluded.",
     "A region that a map does not show may still decide the answer: interventions decide, maps show where.",
-    "Images in which something is filled or inserted are not of the kind that the model learnt: fills are named, and two agree.",
+    "Images in which something is filled or inserted are not of the kind that the model learnt: every fill is named.",
     "Randomisation tests find maps that do not depend on the training; they do not rank methods.",
-    "Margins and thresholds were declared by whoever ran the audit, and their digest was taken before any model was asked.",
+    "Margins were chosen by whoever ran the audit; the digest of the config was taken before this run asked the model anything.",
     "The numbers hold for this data and these weights only.",
     "This is no clinical validation; it supports documentation, and confers no compliance.",
 )
@@ -48,16 +48,18 @@ def _overlapping(summary: Summary) -> Iterator[str]:
 
 def warnings(summary: Summary) -> Iterator[str]:
     """What is odd, the gravest first."""
-    if not summary.check.grouped:
+    if summary.check.tested and not summary.check.grouped:
         yield "No column says whose image each is: images of one patient are counted as if they were independent."
-    if summary.check.patients < FEW:
-        many = f"are only {summary.check.patients} patients" if summary.check.patients != 1 else "is only 1 patient"
-        yield f"There {many}: intervals are wide, and little can be told."
+    if summary.check.tested and summary.check.patients < FEW:
+        count = summary.check.patients
+        noun = "patient" if summary.check.grouped else "image"
+        many = f"are only {count} {noun}s" if count != 1 else f"is only 1 {noun}"
+        yield f"There {many}: intervals are wide, and most questions cannot be answered."
     if summary.predict.probabilities:
         yield "The model gives probabilities; log odds were made of them, and end where probabilities round to 0 or 1."
-    failed = sum(one.failures for one in summary.explain.maps[:1])
+    failed = sum(one.rows for one in summary.explain.failures)
     if failed:
-        yield f"{f'{failed} images have' if failed != 1 else '1 image has'} no map: see failures.csv."
+        yield f"{f'{failed} images lack' if failed != 1 else '1 image lacks'} a map of some method: see failures.csv."
     yield from _overlapping(summary)
     for one in sorted(
         summary.check.found, key=lambda found: SEVERE.index(found.severity) if found.severity in SEVERE else 9
@@ -67,8 +69,9 @@ def warnings(summary: Summary) -> Iterator[str]:
     for name in ("localise", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)
         if not stage.tested:
-            yield f"{name} was not tested: {stage.reason}."
+            yield f"{name} was not tested: {stage.reason or 'no reason was given'}."
     for maps in summary.explain.maps:
-        silent = sum(count for status, count in maps.statuses.items() if status != "ok")
-        if silent > maps.maps / 10:
-            yield f"{silent} of {maps.maps} maps of {maps.method} for {maps.finding} show nothing positive, or are flat."
+        flagged = {status: count for status, count in maps.statuses.items() if status != "ok"}
+        if sum(flagged.values()) > maps.maps / 10:
+            kinds = ", ".join(f"{status.replace('_', ' ')}: {count}" for status, count in flagged.items())
+            yield f"{sum(flagged.values())} of {maps.maps} maps of {maps.method} for {maps.finding} are flagged ({kinds})."

@@ -16,11 +16,14 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
     if found is None:
         return Number(reason=reason or "there is no value", baseline=rounded(baseline), baseline_name=name)
     few = found.groups < FOR_AN_INTERVAL
-    why = f"too few patients for an interval: {found.groups}, and {FOR_AN_INTERVAL} are needed" if few else ""
+    low, high = (None, None) if few else (rounded(found.low), rounded(found.high))
+    why = f"too few patients for an interval: {patients(found)}, and {FOR_AN_INTERVAL} are needed" if few else ""
+    if not few and (low is None or high is None):
+        why = "no interval can be made of these values"
     return Number(
         value=rounded(found.mean),
-        low=None if few else rounded(found.low),
-        high=None if few else rounded(found.high),
+        low=low,
+        high=high,
         n=found.n,
         groups=found.groups,
         undefined=found.undefined,
@@ -28,7 +31,15 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
         baseline=rounded(baseline),
         baseline_name=name,
         reason="; ".join(filter(None, (reason, why))),
+        interval="" if low is None or high is None else found.method,
+        unit="insertions" if found.roles else "images",
+        roles=found.roles,
     )
+
+
+def patients(found: Estimate | Number) -> str:
+    """How many there are: `7`; of insertions of each kind: `92 receivers, 5 donors`."""
+    return ", ".join(f"{count} {role}" for role, count in found.roles) or str(found.groups)
 
 
 def rounded(value: float | None) -> float | None:

@@ -16,15 +16,16 @@ CHUNK = 8  # images that are lost where an audit is stopped: each takes long
 
 def measured(subject: Subject, name: str, count: int, salt: int, metrics: tuple[str, ...]) -> Measured:
     """Metrics that ask the model about images with each finding, drawn by the seed; in the folder `name`, finding by finding."""
-    found, images = [], 0
+    found: list[Line] = []
+    images = set[int]()
     for finding in subject.findings:
         rows = subject.sampled(count, salt, finding, only=True)
-        images += len(rows)
+        images.update(rows)
         place = path_in(subject.folder, name, str(finding.index))
         found += _measured(subject, place, finding, rows, metrics) if rows else []
     if not images:
         return Measured(tested=False, reason="no image with a finding has an answer")
-    return Measured(images=images, formulas=formulas(found), lines=tuple(found))
+    return Measured(images=len(images), formulas=formulas(found), lines=tuple(found))
 
 
 def _measured(

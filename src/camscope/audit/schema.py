@@ -16,7 +16,9 @@ class Part(BaseModel):
 class Number(Part):
     """A value with its 95 % interval by patient, of `n` rows in `groups` patients, beside what knows nothing (`baseline`).
 
-    `value` None: there is none, and `reason` says why.
+    `value` None: there is none, and `reason` says why. `interval`: the method of the interval; "" where there is none.
+    `unit`: what `n` counts. `roles`: of insertions, in which each value belongs to several patients, how many there are of
+    each kind; `groups` is then the smallest of these counts, and no number of patients.
     """
 
     value: float | None = None
@@ -29,6 +31,9 @@ class Number(Part):
     baseline: float | None = None
     baseline_name: str = ""
     reason: str = ""
+    interval: str = ""
+    unit: Literal["images", "insertions"] = "images"
+    roles: tuple[tuple[str, int], ...] = ()
 
 
 class Stage(Part):
@@ -67,10 +72,23 @@ class Count(Part):
     positives: dict[str, int] = Field(default_factory=dict)
 
 
+class Marked(Part):
+    """Where the pixels of a finding or a region (`name`) are marked: in which kind of `source`, and which categories of it count.
+
+    `left_out`: categories of a COCO file that do not count. No categories: boxes, points, or masks of one label.
+    """
+
+    name: str
+    source: str
+    categories: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
 class Check(Stage):
     """The data, before any model saw them. `annotated`: who said which images have a finding, and where, in words."""
 
     annotated: str = ""
+    marked: tuple[Marked, ...] = ()
     flow: tuple[Step, ...] = ()
     patients: int = 0
     grouped: bool = False
@@ -325,12 +343,16 @@ class Leak(Part):
 
 
 class Cluster(Part):
-    """Images whose maps are alike: their number, the most typical ones, and what they have in common."""
+    """Images whose maps are alike: their number, the most typical ones, and what they have in common.
+
+    `mass`: the mean share of their maps in each region. `missed`: the share of them with a probability below a half.
+    """
 
     number: int
     images: int
     prototypes: tuple[str, ...]
     mass: dict[str, float] = Field(default_factory=dict)
+    missed: float | None = None
     columns: tuple[str, ...] = ()
 
 

@@ -81,7 +81,7 @@ HEAD = (
     'title = "Model audit"',
     'question = ""  # what the model is meant for, in a sentence',
     "seed = 0",
-    "# replicates = 2000  # of the bootstrap by patient, from which intervals come",
+    "# replicates = 2000  # resamples of the bootstrap over patients; the report says which intervals rest on it",
     f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
     "# batch_size = 16  # images that the model is asked about at once, as they are: by default of small ones up to 64",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
@@ -102,7 +102,9 @@ def _data(
     yield _optional("label", label, "each image's class, by name or number")
     words = "for each finding a column of 0 and 1, in place of label"
     yield f"labels = {{ {columns} }}  # {words}" if labels else f'# labels = {{ finding = "column" }}  # {words}'
-    yield _optional("patient", _first(names, PATIENT), "whose image it is: intervals draw patients whole")
+    yield _optional(
+        "patient", _first(names, PATIENT), "whose image it is: statistics take all images of a patient as one unit"
+    )
     yield f"# columns by which answers and maps are compared; the report shows their levels, of ages {', '.join(BANDS)}"
     yield f"subgroups = {_list(subgroups)}"
     yield from _split(table)
@@ -110,13 +112,14 @@ def _data(
     yield '# beside = ""  # the folder that a relative place of evidence begins in; default: the folder of this file'
     yield 'annotated = ""  # who said which images have a finding, and where, by what standard: the report quotes it'
     yield "# images = 1000  # at most so many, drawn by the seed; default: all"
-    yield '# window = "40,400"  # of CT, its middle and its width; default: what each scan says of itself'
+    words = "its center and width; default: the whole range of values; the window in a file's own tags is never applied"
+    yield f'# window = "40,400"  # of CT, {words}'
     yield ""
 
 
 def _evidence(column: str | None, asked: Sequence[str]) -> str:
     """One column is the place of one finding: of several somebody has to say which."""
-    words = "where findings are: a column of masks or boxes, a folder, or a COCO file"
+    words = 'a column of masks or boxes, a folder, or { file = "annotations.json", category = "lesion" }'
     if column is None or len(asked) < 2:
         return _optional("evidence", column, words)
     return f"# evidence = {{ {_text(asked[0])} = {_text(column)} }}  # of which finding is it? {words}"
@@ -173,7 +176,7 @@ def _regions(names: Sequence[str], modality: str) -> Iterator[str]:
 
 def _report(names: Sequence[str]) -> Iterator[str]:
     yield "[report]"
-    yield 'profile = "research"  # names no file, and no column that is not listed; "clinical" names them'
+    yield 'profile = "research"  # no file names; of the manifest only subgroups and columns listed here; "clinical" shows all'
     yield "columns = []  # may be shown, of " + ", ".join(_plain(name) for name in names if name not in NAMING)
     yield "allow_pixels = false  # true: also pictures in which text may be burned in are shown"
 

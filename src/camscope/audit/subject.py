@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.audit.answers.levels import band, by_the_year, label, missing
-from camscope.audit.config import Config
+from camscope.audit.config import Config, Marks
 from camscope.audit.enough import FOR_A_WORD
 from camscope.batch import Manifest, Run, manifest_of
 from camscope.batch.manifest import TAKEN, arrow
@@ -56,7 +56,9 @@ class Subject:
         data = self.config.data
         made = manifest_of(data.manifest, data.root, strict=False)
         named = [data.label, *data.labels.values(), data.patient, data.split, *data.subgroups]
-        named += [*self.config.regions.columns.values(), self.config.regions.organ, *self.config.report.columns]
+        regions = [*self.config.regions.columns.values(), self.config.regions.organ]
+        named += [one.column if isinstance(one, Marks) else one for one in regions]
+        named += self.config.report.columns
         if unknown := [name for name in named if name is not None and name not in made.table.column_names]:
             raise InputError(f"the manifest has no column {unknown[0]!r}; it has {', '.join(made.table.column_names)}")
         return made
@@ -270,24 +272,32 @@ class Subject:
         named = self.config.data.evidence
         if named is None:
             return {}
-        if isinstance(named, str) and len(self.findings) > 1:
+        if not isinstance(named, dict) and len(self.findings) > 1:
+            words = repr(named) if isinstance(named, str) else "{ … }"
             raise InputError(
-                f"evidence = {named!r} is the place of one finding, and there are {len(self.findings)}: say of which, as "
-                f"evidence = {{ {self.findings[0].name} = {named!r} }}"
+                f"evidence = {words} is the place of one finding, and there are {len(self.findings)}: say of which, as "
+                f"evidence = {{ {self.findings[0].name} = {words} }}"
             )
-        if isinstance(named, str):
+        if not isinstance(named, dict):
             return {self.findings[0].name: self.evidence_in(named)}
         known = {one.name: named.get(one.name) or named.get(str(one.index)) for one in self.findings}
         if unknown := set(named) - {name for one in self.findings for name in (one.name, str(one.index))}:
             raise InputError(f"evidence names {sorted(unknown)[0]!r}, which is none of the findings")
         return {name: self.evidence_in(place) for name, place in known.items() if place is not None}
 
-    def evidence_in(self, name: str) -> Evidence:
+    def evidence_in(self, marks: str | Marks) -> Evidence:
         """What a column, a folder or a file of masks says."""
         table, data = self.manifest.table, self.config.data
         columns, places = table.column_names, replace(self.manifest.locations, root=self.base)
-        source = name if name in columns else str(self.place_of(name))
-        found = evidence_of(source, columns, places, anywhere=data.root == "")
+        source: str | Path
+        categories: Any = ()
+        if isinstance(marks, str):
+            source = marks if marks in columns else str(self.place_of(marks))
+        elif marks.column is not None and marks.column not in columns:
+            raise InputError(f"the manifest has no column {marks.column!r}; it has {', '.join(columns)}")
+        else:
+            source, categories = marks.column or self.place_of(marks.file or ""), marks.category
+        found = evidence_of(source, columns, places, categories, anywhere=data.root == "")
         if isinstance(found, Column):
             found.expect_inside(table[found.name].to_pylist())
         return found

@@ -215,6 +215,11 @@ def tell(made: "AuditRun") -> None:
     """The verdicts as a table, and where the report is."""
     console = base.out()
     console.print(verdict_table(made))
+    for one in made.summary.check.marked:
+        counted = f"{', '.join(one.categories)} of {one.source}" if one.categories else one.source
+        left_out = f"; not counted: {', '.join(one.left_out)}" if one.left_out else ""
+        words = f"{one.name}: {counted}{left_out}"
+        console.print(base.styled(("marked  ", "bold"), (base.shown(words), "")), soft_wrap=True)
     for text in made.summary.warnings[:5]:
         base.note(text)
     console.print(base.styled(("report  ", "bold"), (base.shown(made.report), "cyan")), soft_wrap=True)

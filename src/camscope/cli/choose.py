@@ -39,7 +39,8 @@ def run(
         ),
     ] = None,
     category: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
+        str | None,
+        typer.Option(metavar="A,B", help="Categories of a COCO file, or labels of masks, that count; all: every one."),
     ] = None,
     group: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: their images are one witness.")
@@ -95,6 +96,8 @@ def run(
                 told=lambda seen, count, left: bar.seen(seen, f"{left} candidates left"),
             )
     base.out().print(_table(choice))
+    if known is not None:
+        base.out().print(base.styled(("evidence ", "bold"), (base.shown(str(known)), "")), soft_wrap=True)
     base.out().print(base.styled(("choice  ", "bold"), (base.shown(choice.sentence), "")), soft_wrap=True)
     if save is not None:
         base.out().print(base.styled(("saved   ", "bold"), (base.shown(write(choice, save, overwrite=overwrite)), "")))

@@ -65,7 +65,8 @@ def run(
         typer.Option(metavar="WHERE", help="Of many: the evidence: a COCO file, a folder of masks, or a column."),
     ] = None,
     category: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
+        str | None,
+        typer.Option(metavar="A,B", help="Categories of a COCO file, or labels of masks, that count; all: every one."),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(metavar="A,B", help="Of many: only these, also such as ask the model, as deletion.")

@@ -70,7 +70,11 @@ def run(
         typer.Option(min=0, max=2, metavar="AXIS", help="A model of pictures sees a volume's slices along it."),
     ] = None,
     mask: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=FILE", help="Outlines of a mask over the map; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE[:LABEL]",
+            help="Outlines of a mask over the map; repeatable. LABEL: of a mask with several, as 2; all: together.",
+        ),
     ] = None,
     export: Annotated[
         str | None,

@@ -88,6 +88,8 @@ def _tell(found: "Compared", figure: Path) -> None:
         console.print(base.styled(("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim")))
         console.print(_agreement(found))
     console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
+    if found.evidence is not None:
+        console.print(base.styled(("evidence ", "bold"), (base.shown(str(found.evidence)), "")), soft_wrap=True)
     for sentence in found.sentences:
         console.print(base.styled(("says    ", "bold"), (base.shown(sentence), "")), soft_wrap=True)
     console.print(base.styled(("values  ", "bold"), (base.shown(found.measures.folder), "")), soft_wrap=True)

@@ -36,7 +36,8 @@ def run(
         typer.Option(metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."),
     ] = None,
     category: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Of a COCO file, only annotations of these categories.")
+        str | None,
+        typer.Option(metavar="A,B", help="Categories of a COCO file, or labels of masks, that count; all: every one."),
     ] = None,
     metric: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; default: all that are quick.")] = None,
     model: Annotated[
@@ -152,6 +153,8 @@ def tables(
             console.print(text, soft_wrap=True)
     if figure is not None:
         write_bytes(figure, drawn(told, figure.suffix.lower(), found.title), overwrite=overwrite)
+    if evidence := found.facts.get("evidence"):
+        console.print(base.styled(("evidence ", "bold"), (base.shown(str(evidence)), "")), soft_wrap=True)
     where_to = base.shown(found.folder)
     console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
 

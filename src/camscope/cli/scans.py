@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.cli import base
-from camscope.errors import CamscopeError, ImageError
+from camscope.errors import CamscopeError, CategoryError, ImageError
 from camscope.images.listing import is_medical
 
 if TYPE_CHECKING:
@@ -180,21 +180,39 @@ def checked(profile: str | None) -> "Profile | None":
 
 
 def masks_of(given: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
-    """`lungs=FILE`, or FILE: masks by name, pictures or scans of the image's own size; what is not black, or 0, is inside."""
-    from camscope.images.photo import read_photo
+    """`lungs=FILE`, FILE, or `left=FILE:2` for the label 2: masks by name, images or scans of the image's own size.
+
+    CategoryError for a mask of several labels of which none is named.
+    """
+    from camscope.images.masks import read_labels
     from camscope.images.private import unquoted
-    from camscope.images.scans import is_scan, read_scan
+    from camscope.labels import LabelChoice, listed
 
     found = {}
     for one in given:
-        name, equals, file = one.rpartition("=")
+        name, equals, place = one.rpartition("=")
+        file, categories = _labeled(place)
         path, called = Path(file), f"mask {name}" if name else MASKED
         try:
-            values = read_scan(path).values != 0 if is_scan(path) else read_photo(path).pixels.any(2)
+            labels = read_labels(path, is_volume=len(shape) == 3)
         except ImageError as error:
             raise ImageError(f"the {called}: {unquoted(error).removeprefix(f'{path}: ')}") from None
+        if not categories and len(names := labels.names()) > 1:
+            raise CategoryError(
+                f"the {called} holds {listed(names)} and no label was chosen; choose one with --mask NAME=FILE:{names[0]}, or "
+                "FILE:all"
+            )
+        values = LabelChoice(categories).mask(labels)
         if values.shape != shape:
             sizes = (" x ".join(map(str, size)) for size in (values.shape, shape))
             raise ImageError("the {} is {} and the image {}; expected the same size".format(called, *sizes))
         found[name if equals else MASKED] = values
     return found
+
+
+def _labeled(place: str) -> tuple[str, tuple[str, ...]]:
+    """`FILE:1,2` -> FILE and the labels; a path that exists, or whose colon is a drive's, names no label."""
+    file, colon, labels = place.rpartition(":")
+    if not colon or len(file) < 2 or Path(place).exists() or "/" in labels or "\\" in labels:
+        return place, ()
+    return file, tuple(base.split(labels))

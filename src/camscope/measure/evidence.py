@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -14,10 +14,10 @@ import numpy.typing as npt
 from camscope.batch.locations import Locations
 from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import digest_of
-from camscope.errors import CamscopeError, ImageError, InputError, UndefinedError
+from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
-from camscope.images.photo import read_photo
-from camscope.images.scans import is_scan, read_scan
+from camscope.images.masks import read_labels
+from camscope.labels import ALL, LabelChoice, choose_categories, chosen_names
 from camscope.measure.namesakes import Namesakes
 
 UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
@@ -27,7 +27,19 @@ Size = tuple[int, ...]
 
 
 class Evidence(ABC):
-    """What says of an image which of its pixels are the evidence."""
+    """What says of an image which of its pixels are the evidence.
+
+    `source`: what it is, without the name of a file. `categories`: which of the categories of a file count, `left_out`: which
+    do not; both are empty where it has no categories.
+    """
+
+    source: str = "masks"
+    categories: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        counted = f"{', '.join(self.categories)} of {self.source}" if self.categories else self.source
+        return f"{counted} (not counted: {', '.join(self.left_out)})" if self.left_out else counted
 
     @abstractmethod
     def mask(self, row: Row, size: Size) -> Mask:
@@ -41,15 +53,24 @@ class Evidence(ABC):
 
 @dataclass(frozen=True)
 class Files(Evidence):
-    """Mask pictures named as their images, whatever the suffix: every pixel that is not black is evidence."""
+    """Mask images named as their images, whatever the suffix. Black, or 0, is outside; `choice`: which labels count."""
 
     files: Sequence[str]
+    choice: LabelChoice = field(default_factory=LabelChoice)
+
+    source = "a folder of masks"
+
+    @property
+    def categories(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The labels that count, if they were chosen."""
+        return self.choice.categories
 
     @property
     def digest(self) -> str:
-        """Of names, sizes and times of the files."""
+        """Of names, sizes and times of the files, and of the labels that count."""
         known = [(file, Path(file).stat()) for file in sorted(self.files)]
-        return digest_of({file: (status.st_size, status.st_mtime_ns) for file, status in known})
+        found: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in known}
+        return digest_of(found | ({"categories": self.categories} if self.categories else {}))
 
     @cached_property
     def _named(self) -> Namesakes[str]:
@@ -60,7 +81,7 @@ class Files(Evidence):
         file = self._named.of(str(row["path"]))
         if file is None:
             raise UndefinedError("there is no mask of its name")
-        return picture(file, size)
+        return picture(file, size, self.choice)
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,22 @@ class Column(Evidence):
 
     name: str
     locations: Locations
+    choice: LabelChoice = field(default_factory=LabelChoice)
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        """With the column's name."""
+        return f"the column {self.name!r}"
+
+    @property
+    def categories(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The labels that count, if they were chosen."""
+        return self.choice.categories
+
+    @property
+    def digest(self) -> str:
+        """Of the labels that count."""
+        return digest_of({"categories": self.categories}) if self.categories else ""
 
     def expect_inside(self, values: Iterable[object]) -> None:
         """InputError where masks that the column names lie outside the folder that they may be in."""
@@ -90,7 +127,11 @@ class Column(Evidence):
         if value is None or value in ("", []):
             raise UndefinedError("there is no evidence in its row")
         if is_mask_path(value):
-            return picture(mask_source(self.locations, value), size, value)
+            return picture(mask_source(self.locations, value), size, self.choice, name=value)
+        if self.choice.categories not in ((), (ALL,)):
+            raise CategoryError(
+                f"the category {self.choice.categories[0]!r} of {self.source}, which holds boxes or points: these have none"
+            )
         try:
             known = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
         except (TypeError, ValueError) as error:
@@ -108,11 +149,15 @@ class Column(Evidence):
 class Coco(Evidence):
     """Annotations of images by file name: boxes, outlines (polygons), or `mask_file`, beside the COCO file.
 
-    `known`: of each image its `file_name`, its size (H,W), and its annotations.
+    `known`: of each image its `file_name`, its size (H,W), and its annotations that count.
     """
 
     known: Sequence[tuple[str, Size, Sequence[Mapping[str, Any]]]]
     locations: Locations
+    categories: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    source = "a COCO file"
 
     @property
     def digest(self) -> str:
@@ -121,25 +166,34 @@ class Coco(Evidence):
 
     @classmethod
     def read(cls, path: Path, categories: Iterable[str] = (), *, anywhere: bool = False) -> "Coco":
-        """A COCO file; `categories`: only annotations of these names; `anywhere`: its masks may lie outside its folder."""
+        """A COCO file; `categories`: only annotations of these names; needed where there are annotations of several.
+
+        `anywhere`: its masks may lie outside its folder.
+        """
         try:
             plain = json.loads(path.read_bytes())
-            labels = {one["id"]: one["name"] for one in plain.get("categories", ())}
-            wanted = set(categories)
-            if unknown := wanted - set(labels.values()):
-                raise InputError(
-                    f"{path} has no category {sorted(unknown)[0]!r}; there are {', '.join(labels.values())}"
-                )
+            labels = {one["id"]: str(one["name"]) for one in plain.get("categories", ())}
             of: dict[Any, list[Mapping[str, Any]]] = {one["id"]: [] for one in plain["images"]}
             for one in plain["annotations"]:
-                if not wanted or labels.get(one["category_id"]) in wanted:
-                    of[one["image_id"]].append(one)
-            known = [(str(one["file_name"]), (one["height"], one["width"]), of[one["id"]]) for one in plain["images"]]
-        except (KeyError, TypeError, ValueError) as error:
+                of[one["image_id"]].append(one)
+            names = {id(one): _category(one, labels) for one in plain["annotations"]}
+            used = set(names.values())
+            ordered = [*(name for name in labels.values() if name in used), *sorted(used - set(labels.values()))]
+            counted = choose_categories(ordered, chosen_names(categories), str(path), tuple(labels.values()))
+            known = [
+                (
+                    str(one["file_name"]),
+                    (one["height"], one["width"]),
+                    [a for a in of[one["id"]] if names[id(a)] in counted],
+                )
+                for one in plain["images"]
+            ]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path}: this is no COCO file of annotations: {error!r}") from error
-        return cls(known, Locations(path.parent, confined=not anywhere))
+        left_out = tuple(name for name in dict.fromkeys(ordered) if name not in counted)
+        return cls(known, Locations(path.parent, confined=not anywhere), counted, left_out)
 
     @cached_property
     def _named(self) -> Namesakes[tuple[Size, Sequence[Mapping[str, Any]]]]:
@@ -160,7 +214,7 @@ class Coco(Evidence):
     def _annotated(self, one: Mapping[str, Any], size: Size) -> Mask:
         if "mask_file" in one:
             file = str(one["mask_file"])
-            return picture(mask_source(self.locations, file), size, file)
+            return picture(mask_source(self.locations, file), size, name=file)
         if isinstance(one.get("segmentation"), list) and one["segmentation"]:
             return of_polygons(one["segmentation"], size)
         if isinstance(one.get("segmentation"), Mapping):
@@ -172,44 +226,53 @@ def evidence_of(
     source: str | Path,
     columns: Sequence[str],
     root: Path | Locations,
-    categories: Iterable[str] = (),
+    categories: str | int | Iterable[str | int] = (),
     *,
     anywhere: bool = False,
 ) -> Evidence:
     """What `--masks` means: a COCO file, one of the `columns` that a run carries, or a folder of mask pictures.
 
-    A column's name is the column where a folder has it too, which `./name` means, and a Path.
+    A column's name is the column where a folder has it too, which `./name` means, and a Path. `categories`: those that
+    count: of a COCO file by name, of masks that hold several labels by label; "all": every one. CategoryError where there are
+    several and none is chosen; of masks it is raised by the first mask that shows it.
 
     `root`: the folder that the masks in a column are in; those that a COCO file names are in its own. `anywhere`: whether
     masks may lie outside these folders.
     """
-    path = Path(source)
+    path, categories = Path(source), chosen_names(categories)
     if path.suffix.lower() == ".json":
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
         return Coco.read(path, categories, anywhere=anywhere)
     if isinstance(source, str) and source in columns:
         places = root if isinstance(root, Locations) else Locations(root)
-        return Column(source, replace(places, confined=False) if anywhere else places)
+        places = replace(places, confined=False) if anywhere else places
+        return Column(source, places, LabelChoice(categories))
     if path.is_dir():
-        return Files(list(images_of(str(path), deep=True)))
+        return Files(list(images_of(str(path), deep=True)), LabelChoice(categories))
     carried = ", ".join(name for name in columns if name not in KNOWN) or "none"
     raise InputError(f"{source}: no COCO file (.json), no folder of masks, and no column of the manifest ({carried})")
 
 
-def picture(source: str | bytes, size: Size, name: str = "") -> Mask:
-    """(H,W), (D,H,W): the pixels of a mask that are not black, or 0; it has the image's own size.
+def _category(annotation: Mapping[str, Any], labels: Mapping[Any, str]) -> str:
+    """The name of an annotation's category; of one that the file does not name, its number."""
+    number = annotation.get("category_id")
+    return labels.get(number, "without a category" if number is None else str(number))
+
+
+def picture(source: str | bytes, size: Size, choice: LabelChoice | None = None, name: str = "") -> Mask:
+    """(H,W), (D,H,W): the pixels of a mask's file that count; it has the image's own size.
 
     `source`: a file's path or bytes; `name`: what errors call it, default the path.
     """
     try:
-        volume = is_scan(source) or len(size) == 3  # which a photograph never is: TIFF pages are slices
-        known = read_scan(source).values != 0 if volume else read_photo(source).pixels.any(2)
+        labels = read_labels(source, is_volume=len(size) == 3)  # a photograph is no volume: pages of a TIFF are slices
     except ImageError as error:
         raise InputError(f"the mask {error}") from error
+    known = (choice or LabelChoice()).mask(labels)
     if known.shape != tuple(size):
         raise InputError(f"{name or source!s} is {known.shape} and its image {tuple(size)}; expected the same size")
-    return np.asarray(known)
+    return known
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:

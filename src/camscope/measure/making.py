@@ -13,7 +13,7 @@ from camscope.batch import Manifest, Outcome, manifest_of, run_batch
 from camscope.batch.local import Told
 from camscope.batch.private import has_scans
 from camscope.batch.reading import source_of
-from camscope.errors import InputError, RunError, UndefinedError
+from camscope.errors import CategoryError, InputError, RunError, UndefinedError
 from camscope.explainers import Explainer
 from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
@@ -89,10 +89,14 @@ def expect_evidence(
                 return
             except UndefinedError as error:
                 reasons[str(error)] += 1
+            except CategoryError:
+                raise
             except InputError:  # there is some, for another size: it is looked at with the image, once
                 try:
                     if _is_of_its_image(known, row, manifest):
                         return
+                except CategoryError:
+                    raise
                 except InputError:
                     if not has_scans(manifest):
                         raise

@@ -6,7 +6,7 @@ from typing import Any
 
 from camscope.batch import Run
 from camscope.batch.collection import expect_unchanged
-from camscope.errors import ImageError, InputError, UndefinedError
+from camscope.errors import CategoryError, ImageError, InputError, UndefinedError
 from camscope.explanation import Explanation
 from camscope.measure.evidence import UNFIT, Evidence, Mask
 from camscope.measure.form import Row, of_control, valued
@@ -49,6 +49,8 @@ class Measuring:
                 )
         except UndefinedError as error:
             return None, str(error)
+        except CategoryError:
+            raise  # of the choice of a category, not of this image
         except InputError as error:
             if not self.strict:
                 return None, UNFIT if self.run.private else str(error)

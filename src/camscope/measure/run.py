@@ -59,8 +59,9 @@ def measure(
 ) -> "Measures":
     """Metrics of every map of `run`, into a Parquet dataset at `output`, a row for each map and metric.
 
-    `masks`: a COCO file (`categories`: only annotations of these), a folder of mask pictures named as the images, or a column
-    that the run carries, with a mask's path, boxes [[x, y, width, height]] or points [[x, y]]. `metrics`: names in METRICS;
+    `masks`: a COCO file, a folder of mask pictures named as the images, or a column that the run carries, with a mask's path,
+    boxes [[x, y, width, height]] or points [[x, y]]. `categories`: those of a COCO file, or labels of masks, that count; "all":
+    every one. Several categories without a choice are a CategoryError. `metrics`: names in METRICS;
     default: all that need nothing else. Beside the methods stand maps that know nothing: `uniform`, `centre`, `edges`,
     `random`. Started again, it goes on where it was. `told`: called with how many images are done, of how many.
 
@@ -87,7 +88,7 @@ def measure(
         again = Again.of(made, model, preprocess)
         trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
     store = Store(output)
-    store.begin(_facts(plain, asked, trials, masks, categories), overwrite=overwrite)
+    store.begin(_facts(plain, asked, trials, masks), overwrite=overwrite)
     _write(plain, trials, store, threads or os.cpu_count() or 1, told)
     return Measures(output)
 
@@ -226,18 +227,17 @@ def _trials(
     return Trials(again, metrics, made, list(dict.fromkeys(fills)), steps, region, batch_size)
 
 
-def _facts(
-    plain: Measuring, metrics: Sequence[Metric], trials: Trials | None, masks: Any, categories: Sequence[str]
-) -> Mapping[str, Any]:
+def _facts(plain: Measuring, metrics: Sequence[Metric], trials: Trials | None, masks: Any) -> Mapping[str, Any]:
     named = isinstance(masks, str | os.PathLike) and not plain.run.private
     source = str(masks) if named else type(plain.evidence).__name__
     made = {
         "run": plain.run.facts["made_with"],
         "metrics": [one.name for one in metrics],
         "masks": None if plain.evidence is None else f"{source} {plain.evidence.digest}",
-        "categories": list(categories),
+        "categories": [] if plain.evidence is None else list(plain.evidence.categories),
     }
     if trials is not None:
         made |= {"fills": trials.fills, "steps": trials.steps, "region": trials.region, "batch": trials.batch_size}
         made["parts"] = "by batch"  # once they were the run's, under the same numbers
-    return {"made_with": made, "versions": plain.run.facts["versions"]}
+    said = {} if plain.evidence is None else {"evidence": str(plain.evidence)}
+    return {"made_with": made, "versions": plain.run.facts["versions"], **said}

@@ -12,6 +12,7 @@ from camscope.metrics.base import Floats
 from camscope.metrics.statistics import Estimate, numbered
 
 Groups = npt.NDArray[np.int64]
+CLUSTERED = "clustered"  # the method of an interval: Student's t of a variance clustered by several kinds of groups
 
 
 def multiway(values: npt.ArrayLike, *kinds: Sequence[Hashable] | None, level: float = 0.95) -> Estimate:
@@ -30,7 +31,7 @@ def multiway(values: npt.ArrayLike, *kinds: Sequence[Hashable] | None, level: fl
     mean, half = float(given.mean()), nan
     if fewest > 1:
         half = _t(fewest - 1, level) * sqrt(_variance(given - mean, named))
-    return Estimate(mean, mean - half, mean + half, len(given), fewest)
+    return Estimate(mean, mean - half, mean + half, len(given), fewest, method=CLUSTERED)
 
 
 def _variance(off: Floats, kinds: Sequence[Groups]) -> float:

@@ -15,6 +15,7 @@ from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 
 REPLICATES = 2000
+BOOTSTRAP = "bootstrap"  # the method of an interval: expanded percentiles of resampled groups
 HELD = 4_000_000  # numbers at a time
 
 
@@ -23,6 +24,8 @@ class Estimate:
     """A mean with its bootstrap interval: of `n` values in `groups` groups, beside `undefined` rows without one.
 
     `low`, `high`: NaN where fewer than two groups leave nothing to draw. `p`: of a difference, two-sided; None of a mean.
+    `method`: how the interval was made, "bootstrap" unless another function says so. `roles`: where each value belongs to
+    groups of several kinds, how many of each there are; `groups` is then the smallest of these counts.
     """
 
     mean: float
@@ -32,6 +35,8 @@ class Estimate:
     groups: int
     undefined: int = 0
     p: float | None = None
+    method: str = BOOTSTRAP
+    roles: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" if isnan(self.low) else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError, InputError
+from camscope.labels import listed, several_labels
 from camscope.render.panel import padded
 from camscope.render.picture import DARK_PAPER, LIGHT_INK, Colour, Picture, checked_picture
 from camscope.render.shapes import contours, draw_line
@@ -22,7 +23,7 @@ OUTLINE: tuple[Colour, ...] = ((102, 255, 255), (204, 153, 255), (153, 204, 153)
 def outlines(masks: Masks | None, size: Sequence[int]) -> Outlines:
     """One mask, or names of masks, of the given size -> (name, colour, where it is True); "" for one without a name.
 
-    What is not 0 is inside. GeometryError for another size, InputError for more masks than colours and for NaN.
+    0 is outside. GeometryError for another size, InputError for more masks than colours, for several labels, and for NaN.
     """
     if masks is None:
         return []
@@ -71,6 +72,11 @@ def _inside(name: str, mask: ArrayLike, size: tuple[int, ...]) -> NDArray[np.boo
         raise InputError(f"{what} holds {array.dtype} or NaN; expected True and False, or numbers")
     if array.shape != size:
         raise GeometryError(f"{what} is {array.shape} and the picture {size}; expected one size")
+    if names := several_labels(array):
+        raise InputError(
+            f"{what} holds {listed(names)}; expected one region: pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
+            "or mask != 0 for all"
+        )
     return np.asarray(array != 0)
 
 

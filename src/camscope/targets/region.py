@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from camscope.errors import TargetError
+from camscope.labels import listed, several_labels
 from camscope.structure import leaves
 from camscope.targets.outputs import expect_no_detections, full_precision, part_of
 from camscope.targets.target import Names, OfClass, Scene, numbers_in
@@ -22,7 +23,7 @@ POOLS: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adapti
 class Region(OfClass):
     """The mean score of a class over a region of a segmentation's output (N,K,*s) (Vinogradova et al. 2020).
 
-    `mask`: of the original image's size, or of the model's input's; what is not 0 counts. `point`: (x, y), one pixel
+    `mask`: of the original image's size, or of the model's input's; 0 outside, one value inside. `point`: (x, y), one pixel
     instead. Neither: wherever the class is the answer. `of`: default the class that scores most there.
     """
 
@@ -151,6 +152,10 @@ def _array(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         raise TargetError("the mask of a Region has rows of different lengths: expected an array (H,W)") from error
     if found.dtype.kind not in "biuf" or np.isnan(found).any():
         raise TargetError("the mask of a Region is no array of numbers, or holds NaN: expected 0 outside, 1 inside")
+    if names := several_labels(found):
+        raise TargetError(
+            f"the mask of a Region holds {listed(names)}; expected one region: pass mask == {names[0]}, or mask != 0 for all"
+        )
     return np.asarray(found != 0)
 
 

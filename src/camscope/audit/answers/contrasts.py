@@ -15,10 +15,11 @@ from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask
-from camscope.metrics.statistics import REPLICATES, Estimate, draws, holm, interval_of, numbered, p_of
+from camscope.metrics.statistics import BOOTSTRAP, REPLICATES, Estimate, draws, holm, interval_of, numbered, p_of
 
 Word = Literal["different", "equivalent", "undecided"]
 LEVEL = 0.05
+SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class Side:
     constant: bool = False
 
 
+Interval = tuple[Callable[[Side, Side], tuple[float, float]], str]  # the ends of a difference, and the method
+
+
 def contrast(
     values: npt.ArrayLike,
     subgroup: Sequence[Hashable],
@@ -76,7 +80,7 @@ def contrast(
     def side(rows: Mask) -> Side:
         return _mean(given, rows & known, group, least, replicates, seed)
 
-    return _contrasts(side, _percentiles, _levels(subgroup, known), margin)
+    return _contrasts(side, (_percentiles, BOOTSTRAP), _levels(subgroup, known), margin)
 
 
 def contrast_aurocs(
@@ -98,7 +102,7 @@ def contrast_aurocs(
     def side(rows: Mask) -> Side:
         return _area(whole.only(rows), least, replicates, seed)
 
-    return _contrasts(side, _moved, _levels(subgroup, known), margin)
+    return _contrasts(side, (_moved, SQUARE_AND_ADD), _levels(subgroup, known), margin)
 
 
 def _levels(subgroup: Sequence[Hashable], known: Mask) -> dict[Hashable, Mask]:
@@ -112,7 +116,7 @@ def _levels(subgroup: Sequence[Hashable], known: Mask) -> dict[Hashable, Mask]:
 
 def _contrasts(
     side: Callable[[Mask], Side],
-    interval: Callable[[Side, Side], tuple[float, float]],
+    interval: Interval,
     levels: Mapping[Hashable, Mask],
     margin: float,
 ) -> tuple[Contrast, ...]:
@@ -131,7 +135,7 @@ def _contrast(
     level: Hashable,
     against: Hashable,
     side: Callable[[Mask], Side],
-    interval: Callable[[Side, Side], tuple[float, float]],
+    interval: Interval,
     rows: Mask,
     every: Mask,
     margin: float,
@@ -143,9 +147,12 @@ def _contrast(
         except UndefinedError as error:
             return Contrast(level, against, reason=f"{words}: {error}")
     own, other = sides
+    ends, method = interval
     gaps, n = _gaps(own, other), min(own.witnesses, other.witnesses)
     one, two, patients = own.estimate, other.estimate, len(np.union1d(own.patients, other.patients))
-    difference = Estimate(one.mean - two.mean, *interval(own, other), one.n + two.n, patients, p=p_of(gaps, n))
+    difference = Estimate(
+        one.mean - two.mean, *ends(own, other), one.n + two.n, patients, p=p_of(gaps, n), method=method
+    )
     flat = [str(words) for words, made in ((level, own), (against or "all others", other)) if made.constant]
     reason = f"all values of {' and of '.join(flat)} are equal" if flat else ""
     return Contrast(level, against, one, two, difference, word="undecided" if len(flat) == 2 else None, reason=reason)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.answers.levels import levels_of
-from camscope.audit.answers.performance import area_interval
+from camscope.audit.answers.performance import NEWCOMBE, area_interval
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
 from camscope.audit.learning import sklearn
 from camscope.errors import InputError, UndefinedError
@@ -172,7 +172,7 @@ def _estimate(rankings: list[Ranking], undefined: int, replicates: int, seed: in
     rarest, words = min(rankings, key=lambda one: min(one.witnesses)), rankings[0].words()
     low, high = area_interval(_mean_area(rankings), kept(drawn, words), *rarest.witnesses)
     one = rankings[0]
-    return Estimate(_mean_area(rankings), low, high, len(one.truth), one.patients, undefined)
+    return Estimate(_mean_area(rankings), low, high, len(one.truth), one.patients, undefined, method=NEWCOMBE)
 
 
 def _level(name: Hashable, ranking: Ranking) -> Level:

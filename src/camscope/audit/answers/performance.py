@@ -1,6 +1,7 @@
 """How well a model tells images with a finding from those without: numbers of images, intervals of patients."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -10,6 +11,8 @@ from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 from camscope.metrics.statistics import REPLICATES, Estimate, interval_of, reach
+
+NEWCOMBE = "newcombe"  # the method of an interval: that of `area_interval`
 
 
 def auroc(
@@ -54,7 +57,7 @@ def average_precision(
 def area_estimate(ranking: Ranking, drawn: Floats) -> Estimate:
     """The AUROC of a ranking, with the interval that its draws give."""
     point, known = ranking.point(under_roc), kept(drawn, ranking.words())
-    return _estimate(ranking, point, *area_interval(point, known, *ranking.witnesses))
+    return replace(_estimate(ranking, point, *area_interval(point, known, *ranking.witnesses)), method=NEWCOMBE)
 
 
 def area_interval(point: float, drawn: Floats, positives: int, negatives: int) -> tuple[float, float]:

@@ -43,7 +43,7 @@ def randomised(name: str, label: str, steps: tuple[str, ...], one: Similarity, *
     if one.null is not None:
         panel.axhline(one.null, color=DIM, linewidth=1, zorder=1)
     ink = PALE if control or one.passes is None else FOR if one.passes else AGAINST
-    mark = "s" if control else "o" if one.passes else "^"
+    mark = "s" if control else "D" if one.passes is None else "o" if one.passes else "^"
     panel.plot([n for n, _ in known], [value for _, value in known], f"-{mark}", color=ink, markersize=5, zorder=4)
     drawn = [value for _, value in known] + [one.low or 0.0, one.high or 0.0, 1.0]
     panel.set_ylim(min(*drawn, 0.0) - 0.06, max(drawn) + 0.06)

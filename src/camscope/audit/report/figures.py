@@ -56,7 +56,7 @@ def figures(summary: Summary) -> dict[str, list[Figure]]:
         }
 
 
-DOT = "Dot: value; bar: 95 % interval by patient"
+DOT = "Dot: value; bar: 95 % interval"
 
 
 def _performance(summary: Summary, all_of: Gathering) -> Iterator[Figure]:

@@ -11,12 +11,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from camscope.audit.limits import ALWAYS
+from camscope.audit.report import sentences
 from camscope.audit.report.board import KIND_WORDS, TALLIES, blocks, grouped, kind_of, sides, speaks
 from camscope.audit.report.figures import figures
 from camscope.audit.report.numerals import between, chance, counted, estimate, like, numeral
 from camscope.audit.report.shelves import KINDS, Pictures
 from camscope.audit.report.words import MARGINS, MEANS, QUANTITY, clean
-from camscope.audit.schema import Stage, Summary, Verdict, plain
+from camscope.audit.schema import Number, Stage, Summary, Verdict, plain
 from camscope.audit.shortcuts.overlaps import MOST, overlapping
 from camscope.errors import InputError, MissingExtraError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import jinja2
 
 SITES = ("site", "hospital", "centre", "center", "institution", "clinic")
-NOTHING = "Nothing that was tested speaks against {}. This is not proof of soundness."
 UNASKED = "No question was asked. This says nothing for the model."
 
 
@@ -68,6 +68,7 @@ def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping
     from markupsafe import Markup
 
     with_numbers = plain(summary)
+    engine.filters["sentence"] = partial(_sentence, with_numbers)
     engine.globals |= {
         "kind_of": kind_of,
         "counted": partial(_counted, with_numbers),
@@ -84,7 +85,8 @@ def page(summary: Summary, pictures: Pictures | None = None, provenance: Mapping
         sections=SECTIONS,
         titles={one.id: one.title for one in SECTIONS} | {"front": "Verdicts"},
         sides=sides(summary),
-        nothing=NOTHING,
+        objections={one.id: sentences.no_objection(summary, one.subject.name, one.questions) for one in sides(summary)},
+        say=sentences,
         unasked=UNASKED,
         tallies=TALLIES,
         kind_words=KIND_WORDS,
@@ -150,6 +152,26 @@ def _finalised(value: Any) -> Any:
 
 def _counted(with_numbers: Mapping[str, Any], path: str, **known: str | list[str]) -> Any:
     return counted(with_numbers, path, **known)
+
+
+def _sentence(with_numbers: Mapping[str, Any], parts: sentences.Sentence) -> Any:
+    """A sentence with its numbers marked as such, and what came from outside set apart."""
+    from markupsafe import Markup
+
+    written = Markup()
+    for part in parts:
+        match part:
+            case str():
+                written += part
+            case sentences.Name(text):
+                written += Markup("<bdi>{}</bdi>").format(clean(text))
+            case sentences.Count(path, fields):
+                written += counted(with_numbers, path, **fields)
+            case Number():
+                written += estimate(part)
+            case _:
+                written += numeral(part)
+    return written
 
 
 def _in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -19,10 +19,12 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "random": Kind("Drawn by the seed", "Of all images that have an answer, in the order in which they were drawn."),
-    "missed": Kind("Missed", "Images with the finding that the model denies most firmly."),
-    "alarms": Kind("False alarms", "Images without the finding that the model is most sure of."),
-    "borderline": Kind("On the border", "Images of which the model is least sure."),
-    "clearest": Kind("Clearest", "Images with the finding that the model is most sure of, to compare."),
+    "missed": Kind("Missed", "Images with the finding whose probability is below a half, the lowest first."),
+    "alarms": Kind("False alarms", "Images without the finding whose probability is above a half, the highest first."),
+    "borderline": Kind("On the border", "Images whose probability is nearest to a half."),
+    "clearest": Kind(
+        "Clearest", "Images with the finding whose probability is above a half, the highest first, to compare."
+    ),
     "reading": Kind("To be read", "Images that the audit asks somebody to look at, each with its reason."),
     "prototypes": Kind("Prototypes", "The most typical images of each group of maps."),
 }

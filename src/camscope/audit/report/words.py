@@ -60,7 +60,7 @@ SUBJECTS: Mapping[str, Subject] = {
 MEANS: Mapping[str, str] = {
     "supported": "the claim holds",
     "not supported": "the claim does not hold",
-    "not testable": "nobody can tell, which is no acquittal",
+    "not testable": "its rule gives no answer, which is no acquittal",
 }
 
 

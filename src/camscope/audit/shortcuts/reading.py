@@ -33,9 +33,9 @@ def _wrong(subject: Subject, answered: Answered, finding: Finding) -> Iterator[R
     alarms = sorted((row for row in odds if truths[row] is False and odds[row] > 0), key=lambda row: -odds[row])
     unsure = sorted((row for row in odds if truths[row] is not None), key=lambda row: abs(odds[row]))
     for rows, why in (
-        (missed, "missed, and sure of it"),
-        (alarms, "false alarm, and sure of it"),
-        (unsure, "undecided"),
+        (missed, "missed, with one of the lowest probabilities"),
+        (alarms, "false alarm, with one of the highest probabilities"),
+        (unsure, "among the probabilities nearest to a half"),
     ):
         for row in rows[:EACH]:
             yield Reading(id=subject.ids[row], finding=finding.name, why=why)

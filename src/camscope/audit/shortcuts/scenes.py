@@ -12,7 +12,7 @@ from torch import Tensor
 from camscope.audit.shortcuts.regions import PRESETS, REGIONS, on_input
 from camscope.audit.subject import Subject
 from camscope.batch.reading import Loaded
-from camscope.errors import CamscopeError, InputError, UndefinedError
+from camscope.errors import CamscopeError, CategoryError, InputError, UndefinedError
 from camscope.geometry import Placement
 from camscope.measure.evidence import Evidence
 from camscope.measure.maps import picture
@@ -162,6 +162,8 @@ def _tried(subject: Subject, name: str, made: Scenes, find: Callable[[], Mask], 
         why = "none of it was shown to the model"
     except UndefinedError as error:
         why = str(error)
+    except CategoryError:
+        raise  # of the choice of a category, not of this image
     except CamscopeError as error:
         why = "it cannot be read, or is of another size than its image" if subject.private else str(error)
     made.missing.setdefault(name, Counter())[why] += 1

@@ -1,11 +1,14 @@
 """check: what is in the data, before any model sees it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from camscope.audit.answers.levels import AGE, band, by_the_year, in_order, missing
-from camscope.audit.schema import Check, Count, Found, Step
+from camscope.audit.config import Marks
+from camscope.audit.schema import Check, Count, Found, Marked, Step
+from camscope.audit.shortcuts.scenes import masked
 from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
@@ -43,6 +46,7 @@ def check(subject: Subject) -> Check:
     ]
     return Check(
         annotated=data.annotated,
+        marked=tuple(_marked(subject)),
         flow=tuple(_flow(subject)),
         patients=len(set(subject.patients.values())),
         grouped=data.patient is not None,
@@ -52,10 +56,17 @@ def check(subject: Subject) -> Check:
     )
 
 
+def _marked(subject: Subject) -> Iterator[Marked]:
+    """Of every finding and region with masks or boxes: which of their categories count."""
+    for name, evidence in {**subject.evidence, **masked(subject)}.items():
+        yield Marked(name=name, source=evidence.source, categories=evidence.categories, left_out=evidence.left_out)
+
+
 def _column(subject: Subject) -> str | None:
     """Of the manifest, that says where the first finding is."""
     named = subject.config.data.evidence
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
+    first = first.column if isinstance(first, Marks) else first
     return first if first in subject.whole.table.column_names else None
 
 
@@ -70,14 +81,17 @@ def _numbered(manifest: Manifest) -> Manifest:
 
 
 def _flow(subject: Subject) -> list[Step]:
-    data, whole = subject.config.data, len(subject.whole)
-    made = [Step(name="rows of the manifest", rows=whole)]
+    data, whole = subject.config.data, subject.whole.table
+    paths = whole["path"].to_pylist()
+    made = [Step(name="rows of the manifest", rows=len(paths))]
     if data.split is not None:
-        kept = sum(str(one) == data.use for one in subject.whole.table[data.split].to_pylist())
-        made.append(Step(name="rows of the audited split", rows=kept))
-    reason = "at most so many, drawn by the seed" if data.images is not None else ""
-    lost = len(subject.whole) - sum(bool(one) for one in subject.whole.table["path"].to_pylist())
-    made += [Step(name="rows without a path", rows=lost, reason="left out", lost=True)] if lost else []
+        paths = [
+            path for path, value in zip(paths, whole[data.split].to_pylist(), strict=True) if str(value) == data.use
+        ]
+        made.append(Step(name="rows of the audited split", rows=len(paths)))
+    if lost := sum(not path for path in paths):
+        made.append(Step(name="rows without a path", rows=lost, reason="left out", lost=True))
+    reason = "drawn by the seed" if len(subject.rows) < len(paths) - lost else ""
     return [*made, Step(name="rows audited", rows=len(subject.rows), reason=reason)]
 
 

@@ -24,22 +24,23 @@ def sanity(subject: Subject) -> Sanity:
     """Cascading randomisation of the parameters, output first, for each finding's images."""
     tools: list[tuple[Explainer, bool]] = [(tool, False) for tool in subject.tools]
     tools.append((METHODS["edges"](subject.model), True))
-    made, images, done = [], 0, 0
+    made, images, done = [], set[int](), 0
     for finding in subject.findings:
-        x, patients = _of_one_size(subject, subject.sampled(subject.config.sizes.sanity, 3, finding, only=True))
+        x, rows = _of_one_size(subject, subject.sampled(subject.config.sizes.sanity, 3, finding, only=True))
         if len(x) < LEAST:
             continue
-        images += len(x)
+        images.update(rows)
+        patients = [subject.numbers[row] for row in rows]
         for tool, control in tools:
             subject.told(done := done + 1, len(tools) * len(subject.findings))
             made.append(_tested(subject, tool, x, patients, finding, control))
     if not made:
         return Sanity(tested=False, reason="fewer than five images with a finding share a size")
-    return Sanity(images=images, tests=tuple(made))
+    return Sanity(images=len(images), tests=tuple(made))
 
 
 def _of_one_size(subject: Subject, rows: list[int]) -> tuple[Tensor, list[int]]:
-    """The images of the usual size, and whose they are."""
+    """The images of the usual size, and their rows."""
     read = zip(rows, subject.loaded(rows), strict=True)
     items = {row: one.item.x for row, one in read if one.item is not None}
     if not items:
@@ -47,7 +48,7 @@ def _of_one_size(subject: Subject, rows: list[int]) -> tuple[Tensor, list[int]]:
     usual = Counter(tuple(one.shape) for one in items.values()).most_common(1)[0][0]
     kept = {row: one for row, one in items.items() if tuple(one.shape) == usual}
     first = next(subject.model.parameters())
-    return torch.stack(list(kept.values())).to(first.device, first.dtype), [subject.numbers[row] for row in kept]
+    return torch.stack(list(kept.values())).to(first.device, first.dtype), list(kept)
 
 
 def _tested(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from camscope.audit.enough import FOR_ONE_WAY, RARE
 from camscope.audit.schema import Leak, Number, Strategies, Summary, Verdict
-from camscope.audit.verdicts.judged import NOTHING, WIDE, Told, lacks, made
+from camscope.audit.verdicts.judged import NOTHING, Told, lacks, made
 
 READ = (
     "supported where the interval lies wholly above a half, and the AUROC above that of labels dealt to patients at random, in "
@@ -34,7 +34,16 @@ def _read(one: Leak, margin: float) -> Told:
         return "supported", "above what any deal of the labels gave; the margin is for saying that it cannot be read"
     if one.auroc.high is not None and one.auroc.high < margin:
         return "not supported", ""
-    return "not testable", f"chance may give as much, yet {WIDE}"
+    return "not testable", f"{_chance(one)}, and the interval is not wholly below the margin"
+
+
+def _chance(one: Leak) -> str:
+    """Why a probe's AUROC is not above chance, by the numbers beside it."""
+    if one.auroc.low is None or one.auroc.low <= 0.5:
+        return "the interval includes 0.5, which is chance"
+    if one.null_high is not None and (one.auroc.value or 0.0) <= one.null_high:
+        return f"labels dealt at random gave as much, {one.null_high:.2f} at most"
+    return "the probe was not judged to be above chance"
 
 
 def several_ways(summary: Summary) -> Iterator[Verdict]:

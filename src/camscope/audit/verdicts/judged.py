@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from camscope.audit.enough import FOR_A_WORD
+from camscope.audit.numbers import patients
 from camscope.audit.schema import Number, Verdict, Word
 
 Speaks = Literal["for", "against", "neither"]
@@ -34,7 +35,8 @@ def lacks(number: Number) -> str:
     if number.value is None:
         return number.reason or "there is no value"
     if number.groups < FOR_A_WORD:
-        return f"too few patients to tell: {number.groups}, and {FOR_A_WORD} are needed"
+        each = " of each kind" if number.roles else ""
+        return f"too few patients to tell: {patients(number)}, and {FOR_A_WORD}{each} are needed"
     return ""
 
 

@@ -38,9 +38,10 @@ def localised(summary: Summary) -> Iterator[Verdict]:
             yield made("localisation", claim, finding, found, NOTHING, "localisation", OVER, good=True, margin=margin)
         for one in own:
             yield _localised(summary, one)
-        for (whose, _, column), levels in together(summary.localise.levels).items():
-            if whose == finding:
-                claim = f"Maps lie on {finding} to the same extent whatever the {column}."
+        for (name, _, column), levels in together(summary.localise.levels).items():
+            if name == finding:
+                whose = summary.resolve.tools[0].title if summary.resolve.tools else "the first method"
+                claim = f"The maps of {whose} lie on {finding} to the same extent whatever the {column}."
                 yield equal("localisation by subgroup", claim, finding, levels, "localisation", column)
 
 
@@ -74,10 +75,12 @@ def _on_it(one: Line, margin: float) -> Told:
 def _over_control(one: Line) -> Told:
     """Whether it does better than the best of the maps that know nothing of the model."""
     name = one.value.baseline_name or "a map"
-    if one.over is None or one.over.low is None or one.over.high is None:
-        return "not testable", f"it was not held against {name}, which knows nothing of the model"
+    if one.over is None or one.over.value is None:
+        return "not testable", f"it was not compared with {name}, which knows nothing of the model"
     if lacking := lacks(one.over):
         return "not testable", lacking
+    if one.over.low is None or one.over.high is None:
+        return "not testable", f"its difference to {name}, which knows nothing of the model, has no interval"
     if one.over.low > 0:
         return "supported", ""
     if one.over.high <= 0:
@@ -133,7 +136,7 @@ def _agreed(said: Mapping[str, Told], somewhere: bool) -> Told:
     if "not supported" in words and not somewhere:
         return "not supported", sides
     if "supported" in words or len(set(words)) > 1:
-        return "not testable", f"the metrics disagree: {sides}"
+        return "not testable", f"the metrics do not all agree: {sides}"
     return "not testable", next(why for word, why in said.values() if word == "not testable")
 
 
@@ -169,7 +172,10 @@ def _sane(one: Randomised, control: Randomised | None) -> tuple[Told, Number]:
     effect = NOTHING if last is None else _end(last)
     if one.passes is None:
         return ("not testable", one.reason), effect
-    if control is None or control.passes is not False:
+    if control is None or control.passes is None:
+        why = "the test has no result for the edge detector, which has to fail it"
+        return ("not testable", why), effect
+    if control.passes:
         why = "the edge detector, which knows nothing of the model, did not fail: the test is too weak here"
         return ("not testable", why), effect
     return ("supported" if one.passes else "not supported", ""), effect

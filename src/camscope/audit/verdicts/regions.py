@@ -68,7 +68,7 @@ def _reliance(summary: Summary, finding: str, region: str, claim: str, question:
     else:
         marker = region in summary.shortcut.markers.get(finding, ())
         judge, ways = evidence if region == FINDING else reliance, (insert, remove if marker else [])
-        found = judge(*ways, margin)
+        found = judge(*ways, margin, set_aside=[] if marker else remove)
         shown = deciding(*ways, margin) or deciding([], remove, margin)
         effect = NOTHING if shown is None else shown.effect
     rule = SPEAKS if region == FINDING else RELIES
@@ -140,5 +140,5 @@ def _lies(one: Mass, margin: float) -> Told:
         return "not testable", why
     found, base = beyond(one.enrichment, margin), one.enrichment.baseline
     if found[0] == "supported" and base is not None and (one.enrichment.low or 0.0) <= base:
-        return "not testable", "maps of other patients lie there as much"
+        return "not testable", "it cannot be told from what maps of other patients have in the same place"
     return found

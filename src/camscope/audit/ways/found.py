@@ -75,7 +75,8 @@ def _clusters(
             number=one.number,
             images=one.n,
             prototypes=tuple(subject.ids[rows[i]] for i in one.medoids),
-            mass={**mass, "missed": rounded(missed) or 0.0},
+            mass=mass,
+            missed=rounded(missed),
             columns=tuple(_columns(subject, partition, rows, one.number)),
         )
 

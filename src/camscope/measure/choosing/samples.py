@@ -10,7 +10,7 @@ from camscope.batch.manifest import Manifest
 from camscope.batch.private import has_scans, privately
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.worker import Worker
-from camscope.errors import InputError, TargetError, UndefinedError
+from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
 from camscope.explainers import Explainer
 from camscope.explainers.inputs import takes_scans
 from camscope.geometry import Placement
@@ -88,6 +88,8 @@ def _mask(evidence: Evidence | None, one: Loaded, manifest: Manifest, private: b
         mask = on_input(evidence.mask(_own(manifest, one), one.item.placement.image_size), one.item.placement)
     except UndefinedError:
         return None
+    except CategoryError:
+        raise
     except InputError:
         if not private:
             raise

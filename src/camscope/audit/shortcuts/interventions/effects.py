@@ -110,14 +110,16 @@ def insertion(
     effects = np.asarray(changed, np.float64) - np.asarray(clean, np.float64)
     kinds = [kind for kind in (donors, others) if kind is not None]
     own = range(len(effects)) if groups is None else groups
+    roles = {"receivers": own, "donors": donors, "third patients": others}
+    counts = {name: len(set(some)) for name, some in roles.items() if some is not None}
 
     def estimate(values: NDArray[np.float64]) -> Estimate:
         if not kinds:
             return estimated(values, groups, replicates=replicates, seed=seed)
-        return multiway(values, own, *kinds)
+        return replace(multiway(values, own, *kinds), roles=tuple(counts.items()))
 
     made = _effect(f"insert {region}", None, effects, spread, estimate)
-    return replace(made, few=_few({"receivers": own, "donors": donors, "third patients": others}))
+    return replace(made, few=_few(counts))
 
 
 def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
@@ -125,9 +127,8 @@ def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> E
     return Effect(name, fill, None, spread, 0, reason)
 
 
-def _few(kinds: Mapping[str, Groups]) -> str:
-    known = {name: len(set(groups)) for name, groups in kinds.items() if groups is not None}
-    lacking = [f"{count} {name}" for name, count in known.items() if count < FOR_A_WORD]
+def _few(counts: Mapping[str, int]) -> str:
+    lacking = [f"{count} {name}" for name, count in counts.items() if count < FOR_A_WORD]
     return f"ten patients of each kind are needed, and there are {' and '.join(lacking)}" if lacking else ""
 
 

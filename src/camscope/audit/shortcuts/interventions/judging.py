@@ -51,38 +51,42 @@ class Shown(Protocol):
 S = TypeVar("S", bound=Shown)
 
 
-def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+def reliance(
+    insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN, *, set_aside: Sequence[Shown] = ()
+) -> tuple[Word, str]:
     """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
 
     "supported": every insertion, or every removal under two fills at least, has its interval beyond the margin on one
     side: for the finding (above) or against it (below). One direction is enough: a marker may speak only where it is
     added, or only where it meets something else. "not supported": every interval that there is lies inside the margins.
     "not testable": anything else: no effect of ten patients or more, fills that disagree, intervals across a margin.
+
+    `set_aside`: removals that were measured and do not count, for every image has the region; the reason says so.
     """
-    ways = _ways(insert, remove)
+    ways, absent = _ways(insert, remove), _absent(insert, remove, set_aside)
     if speaking := _speaking(ways, margin):
         way, side = next(iter(speaking.items()))
-        return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin)}"
+        return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin, absent)}"
     known = [e for effects in ways.values() for e in effects]
     if not known:
-        return "not testable", _why_nothing(insert, remove)
+        aside = f"; {absent['removal']}" if _measured(set_aside) else ""
+        return "not testable", f"{_why_nothing(insert, remove)}{aside}"
     if all(_inside(e, margin) for e in known):
-        lacking = [way for way, effects in ways.items() if not effects]
-        return (
-            "not supported",
-            f"every effect lies within the margin{f'; {lacking[0]} was not tested' if lacking else ''}",
-        )
+        lacking = "".join(f"; {absent[way]}" for way, effects in ways.items() if not effects)
+        return "not supported", f"every effect that counts lies within the margin{lacking}"
     return "not testable", _why_undecided(ways["removal"], margin)
 
 
-def evidence(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+def evidence(
+    insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN, *, set_aside: Sequence[Shown] = ()
+) -> tuple[Word, str]:
     """Whether a region speaks for the finding, as its own pixels should: `reliance` of which only one side is "supported".
 
     "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
     for different sides.
     """
     sides = set(_speaking(_ways(insert, remove), margin).values())
-    word, reason = reliance(insert, remove, margin)
+    word, reason = reliance(insert, remove, margin, set_aside=set_aside)
     if len(sides) == 2:
         return "not testable", f"insertion and removal contradict one another: {reason}"
     if sides == {"against"}:
@@ -144,12 +148,27 @@ def _side(effects: Sequence[Shown], margin: float) -> str:
     return {1: "for", -1: "against"}.get(sides.pop(), "") if len(sides) == 1 else ""
 
 
-def _other(ways: Mapping[str, Sequence[Shown]], decided: str, margin: float) -> str:
+def _measured(some: Sequence[Shown]) -> list[Shown]:
+    return [one for one in some if one.effect.value is not None]
+
+
+def _absent(insert: Sequence[Shown], remove: Sequence[Shown], set_aside: Sequence[Shown]) -> dict[str, str]:
+    """What is said of a way that gives no word: it was not tested, or was measured and does not count."""
+    found = {
+        way: f"{way} was measured in too few patients to count" if _measured(some) else f"{way} was not tested"
+        for way, some in (("insertion", insert), ("removal", remove))
+    }
+    if _measured(set_aside):
+        found["removal"] = "removal was measured but does not count, because every image has this region"
+    return found
+
+
+def _other(ways: Mapping[str, Sequence[Shown]], decided: str, margin: float, absent: Mapping[str, str]) -> str:
     """What the other direction says."""
     other = next(way for way in ways if way != decided)
     effects = ways[other]
     if not effects:
-        return f"{other} was not tested"
+        return absent[other]
     if side := _side(effects, margin):
         return f"{other} speaks {side} it"
     return f"{other} does not show it" if all(_inside(e, margin) for e in effects) else f"{other} leaves it open"
@@ -163,7 +182,7 @@ def _why_nothing(insert: Sequence[Shown], remove: Sequence[Shown]) -> str:
     if taken:
         return f"there are fewer than ten patients with the region: {max(one.groups for one in taken)}"
     reasons = dict.fromkeys(one.effect.reason for one in (*insert, *remove) if one.effect.reason)
-    return "; ".join(reasons) or "no intervention was made"
+    return "; ".join(reasons) or "there is no insertion or removal that counts"
 
 
 def _why_undecided(removals: Sequence[Shown], margin: float) -> str:

@@ -1,0 +1,232 @@
+"""Sentences of the report that speak of numbers. Each is made from the part of the summary that holds its numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from camscope.audit.report.numerals import number_of
+from camscope.audit.schema import Answers, Check, Group, Held, Level, Measured, Number, Strategies, Summary, Verdict
+
+TESTED = ["supported", "not supported"]
+
+
+@dataclass(frozen=True)
+class Name:
+    """A text from outside, as the name of a finding."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many items of a list of the summary have these fields: `("verdicts", {"word": "not testable"})`."""
+
+    path: str
+    fields: Mapping[str, str | list[str]]
+    value: int
+
+
+Part = str | int | float | Name | Count | Number
+Sentence = tuple[Part, ...]
+
+
+def no_objection(summary: Summary, name: str, questions: Sequence[str]) -> Sentence:
+    """What it means that no verdict speaks against `name`, by how many of its questions could be tested at all."""
+    asked = _count(summary, question=list(questions))
+    tested = _count(summary, question=list(questions), word=TESTED)
+    if not asked.value:
+        return (f"No question about {name} was asked. This says nothing for {name}.",)
+    if not tested.value:
+        return ("None of the ", asked, f" questions about {name} could be tested. This says nothing for {name}.")
+    return (
+        f"Nothing that could be tested speaks against {name}: ",
+        tested,
+        " of ",
+        asked,
+        " questions could be tested. This is not proof of soundness.",
+    )
+
+
+def _count(summary: Summary, **fields: str | list[str]) -> Count:
+    known = {"verdicts": [{"question": one.question, "word": one.word} for one in summary.verdicts]}
+    return Count("verdicts", fields, number_of(known, "verdicts", fields))
+
+
+def patients(check: Check) -> Sentence:
+    """What the unit of the statistics is."""
+    if check.grouped:
+        return ("The images are of ", check.patients, " patients. Statistics take all images of a patient as one unit.")
+    return (
+        "No column says which images are of one patient: each image counts as a patient, and intervals may be too narrow.",
+    )
+
+
+def unit(check: Check) -> str:
+    """The same, in a note below a table."""
+    return "a patient's images are one unit" if check.grouped else "each image counts as a patient"
+
+
+def declared(provenance: Mapping[str, Any]) -> Sentence:
+    """Whether the margins were declared before any result could be seen, as far as the folder's log says."""
+    count = provenance.get("declarations")
+    if not isinstance(count, int):
+        return ("It is not recorded whether other margins were declared before these.",)
+    if count == 1:
+        return (
+            "The config was declared before the model was asked anything, and no other one was used in this folder.",
+        )
+    when = (
+        "this one is the first of them, declared before the model was asked anything"
+        if provenance.get("declared_before_looking")
+        else "this one was declared after results of another one could be seen"
+    )
+    return ("In this folder ", count, f" different configs were declared: {when}.")
+
+
+def localised(stage: Measured) -> Iterator[Sentence]:
+    """On how many images of each finding it was measured where maps lie."""
+    for finding, images in _images(stage, "enrichment").items():
+        yield "Images with ", Name(finding), ", with its place marked and a value for their maps: ", images, "."
+
+
+def measured(stage: Measured) -> Iterator[Sentence]:
+    """On how many images maps were tested."""
+    if stage.images:
+        yield stage.images, " images with a finding were used, drawn by the seed."
+
+
+def _images(stage: Measured, metric: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in stage.lines:
+        if line.metric == metric and not line.control:
+            found[line.finding] = max(found.get(line.finding, 0), line.value.n)
+    return found
+
+
+def held(one: Held) -> Sentence:
+    """Under which share of the changes of a stability the answer itself stayed the same."""
+    about = ("The answer for ", Name(one.finding), " under the changes of ", Name(one.metric))
+    if one.share.value is None:
+        return *about, ": there is no share of changes under which it held (", Name(one.share.reason), ")."
+    return *about, ": it held under this share of them: ", one.share, ". Maps under the other changes are left out."
+
+
+def groups_of_maps(one: Strategies) -> Sentence:
+    """What was found of groups of maps, or why nothing could be."""
+    if one.reason:
+        return "Not tested: ", Name(one.reason), ". There are ", one.maps, " maps."
+    found: Sentence = (
+        ("No grouping is claimed among ",) if one.claimed < 2 else (one.claimed, " groups are claimed among ")
+    )
+    left = (": ", one.left_out, " more have no positive values, and are left out") if one.left_out else ()
+    return *found, one.maps, " maps of ", one.patients, " patients", *left, "."
+
+
+def scores(summary: Summary) -> str:
+    """What the maps explain and effects are measured in."""
+    outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
+    limit = (
+        "made from probabilities, so that they end where these round to 0 or 1"
+        if summary.predict.probabilities
+        else "made from the model's scores before a softmax or sigmoid"
+    )
+    return f"The class of each finding, in log odds: {outputs}, {limit}"
+
+
+@dataclass(frozen=True)
+class IntervalMethod:
+    """How 95 % intervals are made, by which paper, and which numbers of the summary have such an interval."""
+
+    text: Sentence
+    paper: str
+    used_for: tuple[str, ...]
+
+
+def intervals(summary: Summary) -> list[IntervalMethod]:
+    """Every method of an interval that occurs in the summary."""
+    used: dict[str, dict[str, None]] = {}
+    for label, number in numbers_of(summary):
+        if number.interval:
+            used.setdefault(number.interval, {})[label] = None
+    if any(one.bins for one in summary.predict.findings):
+        used.setdefault("wilson", {})["shares of a reliability diagram"] = None
+    known = _methods(summary.replicates)
+    ordered = sorted(used, key=lambda name: (list(known).index(name) if name in known else len(known), name))
+    return [IntervalMethod(*known.get(name, ((Name(name),), "")), tuple(used[name])) for name in ordered]
+
+
+def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
+    return {
+        "bootstrap": (
+            (
+                "bootstrap over patients with all their images, ",
+                replicates,
+                " resamples; percentiles, wider for few patients",
+            ),
+            "Hesterberg 2015, doi:10.1080/00031305.2015.1089789",
+        ),
+        "newcombe": (
+            (
+                "Newcombe's interval of an area under the ROC curve, from the number of patients of either class, widened by "
+                "the variance over ",
+                replicates,
+                " bootstrap resamples",
+            ),
+            "Newcombe 2006, method 5, doi:10.1002/sim.2324",
+        ),
+        "square-and-add": (
+            ("from the intervals of both sides, by square-and-add",),
+            "Zou 2007, doi:10.1037/1082-989X.12.4.399",
+        ),
+        "clustered": (
+            ("Student's t, with a variance clustered by receivers, donors and third patients",),
+            "Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136",
+        ),
+        "wilson": (
+            ("Wilson's interval of a share, from the number of patients",),
+            "Wilson 1927, doi:10.1080/01621459.1927.10502953",
+        ),
+    }
+
+
+KINDS = {"insert": "insertion", "remove": "removal", "keep only": "keeping only a region"}
+FIELDS = {
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
+    "slope": "calibration slope",
+    "intercept": "calibration intercept",
+}
+
+
+def numbers_of(part: BaseModel) -> Iterator[tuple[str, Number]]:
+    """Every estimate of a part of the summary but the verdicts', which are copies, with what it is an estimate of."""
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Number):
+                yield _label(part, name), one
+            elif isinstance(one, BaseModel) and not isinstance(one, Verdict):
+                yield from numbers_of(one)
+
+
+def _label(part: BaseModel, name: str) -> str:
+    if isinstance(part, Level):
+        return "differences between subgroups" if name == "difference" else "values of subgroups"
+    if isinstance(part, Answers | Group):
+        return FIELDS.get(name, name)
+    return {
+        ("Line", "value"): "metrics of maps",
+        ("Line", "over"): "differences between maps and control maps",
+        ("Held", "share"): "shares of changes under which the answer held",
+        ("Similarity", "end"): "similarity of maps after randomization",
+        ("Mass", "share"): "shares of maps in regions",
+        ("Mass", "enrichment"): "enrichment of maps in regions",
+        ("Mass", "confounder_sensitivity"): "regions among the highest values of maps",
+        ("Intervention", "effect"): f"effects of {KINDS.get(getattr(part, 'kind', ''), 'interventions')}",
+        ("Blanked", "auroc"): "AUROC of changed images",
+        ("Leak", "auroc"): "AUROC of probes",
+    }.get((type(part).__name__, name), name.replace("_", " "))
