@@ -432,7 +432,8 @@ def test_what_is_inside_stays_allowed(path, house):
 
 
 def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
-    columns, row = ["mask"], {"mask": "../outside/a.png", "row": 0}
+    Image.new("L", (24, 24), 255).save(tmp_path / "outside" / "full.png")
+    columns, row = ["mask"], {"mask": "../outside/full.png", "row": 0}
     assert evidence_of("mask", columns, house, anywhere=True).mask(row, (24, 24)).all()
     Image.fromarray(np.uint8(np.eye(24)) * 255).save(tmp_path / "outside" / "mask.png")
     (house / "list.csv").write_text("path,mask\na.png,../outside/mask.png\n")

@@ -15,8 +15,8 @@ ORIENTATION = 0x0112  # the tag of EXIF
 def read_labels(file: str | Path | bytes, *, is_volume: bool = False) -> LabelImage:
     """(H,W) or (D,H,W) labels of a mask's file, by its path or its bytes; colors are labels, too.
 
-    ImageError for a file that cannot be read. `is_volume`: the pages of a TIFF are its slices. Gray images of 16 bits and more are read as stored: seen as a picture of
-    8 bits, their small labels would all be black.
+    `is_volume`: the pages of a TIFF are its slices. Gray images of 16 bits and more are read as stored: converted to 8
+    bits, their small labels would all be black. ImageError for a file that cannot be read.
     """
     if is_volume or is_scan(file):
         scan = read_scan(file)
