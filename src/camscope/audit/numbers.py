@@ -17,6 +17,8 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
         return Number(reason=reason or "there is no value", baseline=rounded(baseline), baseline_name=name)
     few = found.groups < FOR_AN_INTERVAL
     why = f"too few patients for an interval: {found.groups}, and {FOR_AN_INTERVAL} are needed" if few else ""
+    if not few and math.isnan(found.low):
+        why = "nothing varies from which an interval could be estimated"
     return Number(
         value=rounded(found.mean),
         low=None if few else rounded(found.low),

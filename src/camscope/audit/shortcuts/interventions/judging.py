@@ -1,14 +1,17 @@
 """Whether what a region says is reliance on it: the rule, and which effect it went by."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil, log, log1p
 from typing import Final, Literal, Protocol, TypeVar
 
 from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError
+from camscope.metrics.statistics import smallest_prevalence
 
 Word = Literal["supported", "not supported", "not testable"]
 
 MARGIN: Final = 0.1  # SD of log odds
+PREVALENCE: Final = 0.05  # of patients: a reliance of fewer of them need not be found
 FILLS: Final = 2  # that a removal is seen under: one fill's effect may be its own
 
 
@@ -51,14 +54,21 @@ class Shown(Protocol):
 S = TypeVar("S", bound=Shown)
 
 
-def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+def reliance(
+    insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN, prevalence: float = PREVALENCE
+) -> tuple[Word, str]:
     """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
 
     "supported": every insertion, or every removal under two fills at least, has its interval beyond the margin on one
     side: for the finding (above) or against it (below). One direction is enough: a marker may speak only where it is
-    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins.
-    "not testable": anything else: no effect of ten patients or more, fills that disagree, intervals across a margin.
+    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins, and
+    the insertion or the removal was tried in so many patients that a reliance of a share `prevalence` of them would have been
+    met with 95 % certainty. An interval cannot show what is rare and large: where 5 % of patients have an effect of 3 SD, 6
+    of 10 samples of ten patients hold none of them. "not testable": anything else: no effect of ten patients or more, fills
+    that disagree, intervals across a margin, too few patients for an absence.
     """
+    if not 0 < prevalence < 1:
+        raise InputError(f"prevalence={prevalence}: expected a share of patients, between 0 and 1")
     ways = _ways(insert, remove)
     if speaking := _speaking(ways, margin):
         way, side = next(iter(speaking.items()))
@@ -67,22 +77,43 @@ def reliance(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = M
     if not known:
         return "not testable", _why_nothing(insert, remove)
     if all(_inside(e, margin) for e in known):
-        lacking = [way for way, effects in ways.items() if not effects]
-        return (
-            "not supported",
-            f"every effect lies within the margin{f'; {lacking[0]} was not tested' if lacking else ''}",
-        )
+        return _absent(ways, prevalence)
     return "not testable", _why_undecided(ways["removal"], margin)
 
 
-def evidence(insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN) -> tuple[Word, str]:
+def _absent(ways: Mapping[str, Sequence[Shown]], prevalence: float) -> tuple[Word, str]:
+    """Whether so many patients would have shown a reliance, were it there."""
+    patients = {way: min(one.effect.groups for one in effects) for way, effects in ways.items() if effects}
+    lacking = [way for way, effects in ways.items() if not effects]
+    untested = f"; {lacking[0]} was not tested" if lacking else ""
+    if reason := too_few_for_absence(max(patients.values()), prevalence):
+        return "not testable", f"every effect lies within the margin, but {reason}{untested}"
+    missed = smallest_prevalence(max(patients.values()))
+    return "not supported", f"every effect lies within the margin{untested}; {_unseen(missed)}"
+
+
+def too_few_for_absence(patients: int, prevalence: float) -> str:
+    """Why so many patients cannot show that nothing occurs in a share `prevalence` of them; "" where they can."""
+    if smallest_prevalence(patients) <= prevalence:
+        return ""
+    needed = ceil(log(0.05) / log1p(-prevalence))
+    return f"{_unseen(smallest_prevalence(patients))}: {needed} patients are needed for {100 * prevalence:g} %"
+
+
+def _unseen(share: float) -> str:
+    return f"a reliance in fewer than {100 * share:.1f} % of patients could have been missed"
+
+
+def evidence(
+    insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN, prevalence: float = PREVALENCE
+) -> tuple[Word, str]:
     """Whether a region speaks for the finding, as its own pixels should: `reliance` of which only one side is "supported".
 
     "not supported": also where the region speaks against the finding. "not testable": also where insertion and removal speak
     for different sides.
     """
     sides = set(_speaking(_ways(insert, remove), margin).values())
-    word, reason = reliance(insert, remove, margin)
+    word, reason = reliance(insert, remove, margin, prevalence)
     if len(sides) == 2:
         return "not testable", f"insertion and removal contradict one another: {reason}"
     if sides == {"against"}:
