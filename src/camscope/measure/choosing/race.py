@@ -1,7 +1,8 @@
 """Race: who drops out, and when more images would change nothing any more.
 
 At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group of
-images (a patient), of eight at least, Student's t, and no surer than so many images can be (`least_p`). Who leads is told by the same values, and so is one of all pairs that are
+images (a patient), of eight at least, Student's t, and no surer than so many images can be (`least_p`). Who leads is told by
+the same values, and so is one of all pairs that are
 left: step by step (Holm) there are as many comparisons as pairs. Before it a candidate drops out as soon as that end can be
 foreseen: a gap so far is luck in part, and the more the less those who are as good or better differ beyond chance (empirical
 Bayes: Efron and Morris 1973, doi:10.1080/01621459.1973.10481350); what is left of it goes on, with Student's tails for what the

@@ -80,7 +80,8 @@ def reference(standings: Sequence[Standing]) -> Reference:
 def quality(racing: Sequence[Standing], known: Reference) -> Floats:
     """[candidate, image]: the share of the reference's values that its own exceeds (equal ones count half), 0..1.
 
-    Values that differ by no more than the criterion's precision are equal. The mean over criteria; 0 where it has no number and another candidate has one. It does not depend on who else is left.
+    Values that differ by no more than the criterion's precision are equal. The mean over criteria; 0 where it has no number
+    and another candidate has one. It does not depend on who else is left.
     """
     shares = []
     for name, values in known.items():
