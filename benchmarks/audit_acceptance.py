@@ -117,7 +117,7 @@ def volumes(folder: Path) -> Told:
     for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
         net = train_shortcut_net(draw_volume_study(640, 100, p))
         where = folder / name
-        config = described(write_study(draw_volume_study(150, 200, p), where), write_net(net, where), p)
+        config = described(write_study(draw_volume_study(240, 200, p), where), write_net(net, where), p)
         config["model"]["source"] = f"{_factory(where)}:shortcut_volume_net"
         config |= {
             "sizes": FEW,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def page(results: Mapping[str, Results]) -> str:
     FIGURES.mkdir(exist_ok=True)
     for model, found in results.items():
         tables = found.parts()
-        every = {part: summarised(table) for part, table in tables.items()}
+        every = {part: summarised(table, metrics=FIRST) for part, table in tables.items()}
         numbers |= {
             (model, part, line.method, metric): cell(line).strip("*")
             for part, lines in every.items()
@@ -120,6 +120,8 @@ def cell(line: Line | None) -> str:
 
 def interval(one: Any) -> str:
     """0.77 [0.73, 0.81]"""
+    if isnan(one.low):
+        return f"{one.mean:.2f}".replace("-0.00", "0.00")
     return f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]".replace("-0.00", "0.00")
 
 

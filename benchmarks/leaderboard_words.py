@@ -4,8 +4,8 @@ PREFACE = """# Leaderboard: where the methods look, against boxes
 
 Photographs of ImageNet's validation set with the objects' boxes, each asked for its label; methods with their settings as
 they come (where they have fewer passes, the table says how many), CAMs at the layer that camscope chooses. Means with
-bootstrap intervals (95 %) over photographs; **bold**: better than the best map that knows nothing of the model (uniform,
-centre, edges, random), paired by photograph, at 5 % after Holm's correction. Seconds are those of one core, on a machine with
+intervals (95 %) over photographs; **bold**: better than the best control (uniform, centre, edges, random), paired by
+photograph, at 5 %, corrected for all methods and metrics of the table (Bonferroni). Seconds: one core, on a machine with
 other work, for a photograph.
 A box holds background too, so no map reaches the end of a scale;
 and a map that lies on the object is not thereby what the model used: for that, see the faithfulness metrics. Made by
@@ -19,11 +19,11 @@ Differences to Grad-CAM are of the same photographs, each for itself: their inte
 
 - First compare with a map that knows nothing. The objects of these photographs lie near the middle: a blob in the centre has its
   peak in a box on {resnet18/all/centre/pointing-game} of all photographs. Grad-CAM of ResNet-18 has
-  {resnet18/all/gradcam/pointing-game}, which is not shown to be more after Holm's correction; on the 21 whose centre lies in
+  {resnet18/all/gradcam/pointing-game}, which is not shown to be more after correction; on the 21 whose centre lies in
   no box, the blob has {resnet18/off-centre/centre/pointing-game} and Grad-CAM {resnet18/off-centre/gradcam/pointing-game}.
-- On ResNet-18 Grad-CAM's average precision, {resnet18/all/gradcam/average-precision}, is better than that of the centre,
-  {resnet18/all/centre/average-precision}. LayerCAM (difference to Grad-CAM {resnet18/all/layercam/gap}) and FullGrad
-  ({resnet18/all/fullgrad/gap}) have more.
+- On ResNet-18 Grad-CAM's average precision, {resnet18/all/gradcam/average-precision}, is not shown to be better than that of
+  the centre, {resnet18/all/centre/average-precision}, once all methods and metrics are corrected for. LayerCAM (difference to
+  Grad-CAM {resnet18/all/layercam/gap}) and FullGrad ({resnet18/all/fullgrad/gap}) have more, and are.
 - Gradients at single pixels do not cover objects: saliency has an average precision of {resnet18/all/saliency/average-precision},
   input x gradient of {resnet18/all/inputxgradient/average-precision}, less than the centre. The mean over noise, SmoothGrad, has
   {resnet18/all/smoothgrad/average-precision}, which is not shown to be more.
@@ -33,7 +33,7 @@ Differences to Grad-CAM are of the same photographs, each for itself: their inte
 - What is good on one model need not be on another. EigenCAM's average precision is {resnet18/all/eigencam/average-precision} on
   ResNet-18 and {deit_tiny/all/eigencam/average-precision} on DeiT-tiny, where a map without any shape has
   {deit_tiny/all/uniform/average-precision}. There Chefer's method has the most, {deit_tiny/all/chefer/average-precision}
-  (difference to Grad-CAM {deit_tiny/all/chefer/gap}), and no other is shown to be better than the centre,
+  (difference to Grad-CAM {deit_tiny/all/chefer/gap}), and no method is shown to be better than the centre,
   {deit_tiny/all/centre/average-precision}.
 - None of the slow methods is shown to have a better average precision than the centre on the twenty photographs; the ten can show
   no such difference, however large. Beside Grad-CAM on the same photographs

@@ -34,7 +34,14 @@ def open_against_a_control() -> None:
 
 def one_donor() -> None:
     made = effects.insertion("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
-    assert made.estimate is None
+    assert made.effect.low is None
+
+
+def few_patients_show_no_absence() -> None:
+    clean = np.random.default_rng(0).normal(size=20)
+    gone = [effects.removal("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
+    assert judging.reliance([], gone)[0] == "not testable"
+    assert judging.reliance([], gone, prevalence=0.2)[0] == "not supported"
 
 
 OF_AUDITS = [
@@ -61,6 +68,14 @@ OF_AUDITS = [
     Mutant(
         "the largest effect is shown, whatever decided", judging, "deciding", "ways.get(spoken, [])", "every",
         rules.test_the_effect_is_that_of_the_way_that_decided,
+    ),
+    Mutant(
+        "any patients show an absence",
+        judging,
+        "too_few_for_absence",
+        "smallest_prevalence(patients) <= prevalence",
+        "patients > 0",
+        few_patients_show_no_absence,
     ),
     Mutant(
         "donors are not counted", effects, "insertion", "multiway(values, own, *kinds)", "multiway(values, own)",

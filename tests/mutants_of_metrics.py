@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from camscope.explainers import InputXGradient, Saliency
+from camscope.measure import summary
 from camscope.metrics import (
+    Estimate,
     average_precision,
     centroid_distance,
     estimated,
@@ -65,8 +67,9 @@ def ties_share_the_room() -> None:
 
 
 def groups_are_drawn_whole() -> None:
-    found = estimated([0.0] * 9 + [1.0] * 9, ["a"] * 9 + ["b"] * 9)
-    assert (found.low, found.high) == (0.0, 1.0)
+    found = estimated(np.repeat(np.arange(8.0), 9), np.repeat(np.arange(8), 9).tolist())
+    assert found.groups == 8
+    assert found.high - found.low > 3  # 1.5 with 72
 
 
 def few_groups_have_a_wide_interval() -> None:
@@ -74,6 +77,22 @@ def few_groups_have_a_wide_interval() -> None:
     found = estimated(values, replicates=20_000)
     plain = values[np.random.default_rng(1).integers(0, 6, (20_000, 6))].mean(1)
     assert found.high - found.low > 1.15 * np.diff(np.quantile(plain, [0.025, 0.975]))[0]
+
+
+def shares_of_patients_are_wider() -> None:
+    values, patients = np.repeat([1.0] * 15 + [0.0] * 5, 3), np.repeat(np.arange(20), 3).tolist()
+    whole, each = (estimated(values, groups, bounds=(0.0, 1.0)) for groups in (patients, None))
+    assert whole.high - whole.low > 1.5 * (each.high - each.low)
+
+
+def rounding_is_no_difference() -> None:
+    values = 1 + np.random.default_rng(0).random(20)
+    assert statistics.difference(values * (1 + 1e-12), values).p == 1
+
+
+def every_pair_of_methods_is_corrected_for() -> None:
+    made = [summary.Line("enrichment", name, None, False, Estimate(1.0, 0.0, 2.0, 9, 9)) for name in "abcde"]
+    assert summary._held_together({"enrichment": made}, ())["enrichment"][0].pairs == 10
 
 
 def a_map_moves_with_its_picture() -> None:
@@ -142,12 +161,36 @@ OF_METRICS = [
     Mutant(
         "images drawn",
         statistics,
-        "_by_group",
-        "[int(i) for i in there] if groups is None else _named(groups, there)",
+        "_named",
+        "[every[int(i)] for i in there]",
         "[int(i) for i in there]",
         groups_are_drawn_whole,
     ),
-    Mutant("plain percentiles", statistics, "_expanded", "groups < 2", "groups < 200", few_groups_have_a_wide_interval),
+    Mutant(
+        "plain percentiles",
+        statistics,
+        "interval_of",
+        "NormalDist().cdf(-reach(groups, level))",
+        "(1 - level) / 2",
+        few_groups_have_a_wide_interval,
+    ),
+    Mutant(
+        "a share of images, not of patients",
+        statistics._Sample,
+        "_effective_size",
+        "max(self.variance, by_image)",
+        "by_image",
+        shares_of_patients_are_wider,
+    ),
+    Mutant("rounding is a difference", statistics, "difference", "] = 0.0", "] += 0.0", rounding_is_no_difference),
+    Mutant(
+        "only pairs with the first",
+        summary,
+        "_held_together",
+        "comb(len(methods), 2)",
+        "(len(methods) - 1)",
+        every_pair_of_methods_is_corrected_for,
+    ),
     Mutant("shifted twice", Shift, "placement", "-np.array", "np.array", a_map_moves_with_its_picture),
     Mutant(
         "turned twice",

@@ -10,18 +10,16 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 from pyarrow import dataset, parquet
+from scipy import stats
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 from audit_summary import FINDINGS, full, num, verdict
 from camscope.audit import comparing, repeating
-from camscope.audit.comparing import Difference
 from camscope.audit.schema import Measured
 from camscope.audit.verdicts import verdicts
 from camscope.batch.query import as_dicts
-from camscope.metrics.statistics import draws, interval_of, p_of
-
-REPLICATES = 400
+from camscope.metrics.statistics import REPLICATES, Estimate, draws
 
 
 @pytest.fixture
@@ -34,9 +32,8 @@ def two():
     return truth, first, first + random.normal(0, 0.1, 120), patients.tolist()
 
 
-def test_the_gap_of_two_aurocs_is_that_of_the_same_patients_in_either(two, monkeypatch):
+def test_the_gap_of_two_aurocs_is_that_of_the_same_patients_in_either(two):
     truth, first, second, patients = two
-    monkeypatch.setattr(comparing, "REPLICATES", REPLICATES)
     names = list(dict.fromkeys(patients))
     rows = [np.flatnonzero(np.array(patients) == name) for name in names]
     gaps = []
@@ -46,26 +43,40 @@ def test_the_gap_of_two_aurocs_is_that_of_the_same_patients_in_either(two, monke
         gaps.append(round(areas[1] - areas[0], 12))  # which sums trapezoids, and so not to the last bit
     fewest = min(len({patients[i] for i in np.flatnonzero(truth == kind)}) for kind in (True, False))
     found = comparing._gap(truth, first, second, patients, seed=3)
-    assert (found.low, found.high) == pytest.approx(interval_of(np.array(gaps), fewest))
-    assert found.p == pytest.approx(p_of(np.array(gaps), fewest))
+    error = np.std(gaps) * np.sqrt(fewest / (fewest - 1))
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, fewest - 1) * error)
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(found.mean) / error, fewest - 1))
     assert found.high - found.low < 0.1  # unpaired it is seven times as wide
 
 
 def test_answers_that_are_the_same_in_another_unit_differ_in_nothing(two):
     truth, first, _, patients = two
     found = comparing._gap(truth, first, 3 * first - 1, patients, seed=0)
-    assert (found.mean, found.low, found.high, found.p) == (0, 0, 0, 1)
+    assert (found.mean, found.p) == (0, 1)
+    assert np.isnan([found.low, found.high]).all()
+
+
+def test_answers_that_differ_by_rounding_differ_in_nothing(two):
+    truth, _, second, patients = two
+    first = np.round(second, 1)  # with answers that tie, whose order rounding decides
+    assert len(set(first)) < len(first)
+    rounding = 1e-9 * np.where(truth, 1, -1)
+    assert comparing._gap(truth, first, first + rounding, patients, seed=0).p == 1
+    assert comparing._gap(truth, first, first + 1e5 * rounding, patients, seed=0).mean > 0
 
 
 def test_a_number_that_is_anothers_is_no_second_test():
-    gaps = [
-        Difference(name, "nodule", num(0.2, 0.1), num(0.5, 0.1), num(0.3, 0.1, p=0.02)) for name in ("remove", "keep")
+    gap, other = (Estimate(mean, mean - 0.2, mean + 0.2, 80, 60, p=p) for mean, p in ((0.3, 0.02), (-0.1, 0.3)))
+    few = Estimate(0.3, np.nan, np.nan, 5, 5)
+    made = [(name, "nodule", num(0.2, 0.1), num(0.5, 0.1), gap) for name in ("remove", "keep")]
+    made += [
+        ("AUROC", "nodule", num(0.9, 0.1), num(0.8, 0.1), other),
+        ("insert", "nodule", num(0.2, 0.1), num(0.5, 0.1), few),
     ]
-    other = Difference("AUROC", "nodule", num(0.9, 0.1), num(0.8, 0.1), num(-0.1, 0.2, p=0.03))
-    lacking = Difference("insert", "nodule", num(0.2, 0.1), num(0.5, 0.1), num(0.3, 0.1))
-    assert lacking.difference.p is None
-    found = [one.difference.p for one in comparing._corrected([*gaps, other, lacking])]
-    assert found == [0.04, 0.04, 0.04, None]  # of two tests the smaller p counts twice, and no other comes before it
+    found = [one.difference for one in comparing._corrected(made)]
+    assert [one.p for one in found] == [0.04, 0.04, 0.6, None]  # two tests
+    wider = stats.t.ppf(1 - 0.025 / 2, 59) / stats.t.ppf(1 - 0.025, 59)
+    assert found[0].high - found[0].value == pytest.approx(0.2 * wider, rel=1e-6)
 
 
 # Maps

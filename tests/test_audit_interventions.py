@@ -16,6 +16,7 @@ from camscope.audit.shortcuts.interventions import (
     Effect,
     LogOdds,
     asked,
+    evidence,
     exchanged,
     inserted,
     insertion,
@@ -183,16 +184,17 @@ def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
     gone = removal("token", "zero", clean[:20], asked(net, removed(x[:20], masks[:20], "zero"), LogOdds(1)), unit)
     assert (gone.estimate.mean, gone.n, gone.spread) == (pytest.approx(3 / unit), 20, unit)
     given = inserted(x[20:], masks[:20], x[:20])
-    added = insertion("token", clean[20:], asked(net, given, LogOdds(1)), unit, ["a", "b"] * 10)
-    assert (added.estimate.mean, added.estimate.groups) == (pytest.approx(3 / unit), 2)
-    assert added.estimate.low == pytest.approx(added.estimate.high)
+    added = insertion("token", clean[20:], asked(net, given, LogOdds(1)), unit, [*"abcdefghij"] * 2)
+    assert (added.estimate.mean, added.estimate.groups) == (pytest.approx(3 / unit), 10)
+    assert added.estimate.low == added.estimate.high == added.estimate.mean  # the same for all
     assert (gone.name, gone.fill, added.name, added.fill) == ("remove token", "zero", "insert token", None)
 
 
 def test_effects_that_are_not_there_say_why():
     assert removal("token", "mean", [], [], 1.0).undefined == "no image has the region, or lacks it"
     assert removal("token", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined == "an answer is not finite"
-    assert "one patient" in insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "a"]).undefined
+    few = removal("token", "mean", np.arange(5.0), np.zeros(5), 1.0)
+    assert (few.effect.value, few.effect.low, few.effect.groups) == (2.0, None, 5)
     with pytest.raises(UndefinedError, match="do not differ"):
         spread([2.0, 2.0])
     with pytest.raises(InputError, match="above 0"):
@@ -202,7 +204,7 @@ def test_effects_that_are_not_there_say_why():
 # The verdict
 
 
-def effect(low, high, fill="mean", groups=50):
+def effect(low, high, fill="mean", groups=60):
     return Effect("", fill, Estimate((low + high) / 2, low, high, groups, groups), 1.0, groups)
 
 
@@ -215,7 +217,12 @@ RULE = {
     "only where it is": ([NOTHING], [FOR, FOR], "supported", "removal speaks for the finding; insertion does not"),
     "a token of the healthy": ([AGAINST], [AGAINST, AGAINST], "supported", "insertion speaks against the finding"),
     "insertion open": ([WIDE], [FOR, FOR], "supported", "insertion leaves it open"),
-    "nothing": ([NOTHING], [NOTHING, NOTHING], "not supported", "every effect lies within the margin"),
+    "nothing": (
+        [NOTHING],
+        [NOTHING, NOTHING],
+        "not supported",
+        "every effect lies within the margin; a reliance in fewer than",
+    ),
     "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
     "one fill": ([NOTHING], [FOR], "not testable", "one fill"),
     "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the fills disagree"),
@@ -241,11 +248,46 @@ def test_reliance_needs_patients_and_a_margin():
     why = "there are fewer than ten patients with the region: 9"
     assert reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
     assert reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
+    with pytest.raises(InputError, match="prevalence=5: expected a share"):
+        reliance(few, [], prevalence=5)
     assert reliance([], [untested("remove token", "mean", "no image has it")]) == ("not testable", "no image has it")
     assert reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
     assert reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
     with pytest.raises(InputError, match="positive"):
         reliance([], [], margin=0.0)
+
+
+def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared():
+    def found(groups, prevalence=0.05, insert=()):
+        return reliance(insert, [effect(*NOTHING, fill, groups) for fill in ("mean", "blur")], prevalence=prevalence)
+
+    assert 0.95**58 > 0.05 > 0.95**59  # with 58 patients one in twenty is met with less than 95 % certainty
+    word, reason = found(58)
+    assert word == "not testable"
+    assert "fewer than 5.0 % of patients could have been missed: 59 patients are needed for 5 %" in reason
+    word, reason = found(100)
+    assert (word, "fewer than 3.0 % of patients could have been missed" in reason) == ("not supported", True)  # 3 / 100
+    assert found(59)[0] == found(29, 0.1)[0] == "not supported"
+    assert found(28, 0.1)[0] == "not testable"
+    assert found(20, insert=[effect(*NOTHING, None, 59)])[0] == "not supported"  # the same question, by another way
+    assert evidence([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")])[0] == "not testable"
+
+
+@pytest.mark.parametrize(
+    ("patients", "share", "size", "most"),
+    [(10, 0.05, 3.0, 0), (20, 0.05, 3.0, 0), (40, 0.03, 5.0, 0), (100, 0.05, 3.0, 0.1)],
+)
+def test_a_rare_large_reliance_is_not_called_absent(patients, share, size, most):
+    random, absent = np.random.default_rng(9), 0
+    for seed in range(60):
+        met, clean = random.random(patients) < share, random.normal(size=patients)
+        gone = [clean - size * met - 0.02 * random.normal(size=patients) for _ in range(2)]
+        shown = [
+            removal("token", fill, clean, each, 1.0, list(range(patients)), replicates=200, seed=seed)
+            for fill, each in zip(("mean", "blur"), gone, strict=True)
+        ]
+        absent += reliance([], shown)[0] == "not supported"
+    assert absent <= most * 60
 
 
 @pytest.mark.parametrize(
@@ -276,7 +318,7 @@ def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_give
     gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
     made = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
     assert (made.estimate.n, made.estimate.groups) == (len(rows), donors)
-    assert made.estimate.low > 2
+    assert np.isnan(made.estimate.low) if donors < 6 else made.estimate.low > 2
     assert reliance([made], [])[0] == word
 
 
@@ -298,28 +340,30 @@ def test_the_interval_of_an_insertion_is_of_other_donors_too():
 
 
 def test_a_mean_over_crossed_groups_has_the_variance_of_its_parts():
-    rows, columns = np.divmod(np.arange(12), 4)  # 3 x 4, each pair once
-    values = np.array([0.0, 1, 2, 9])[columns] + np.array([0.0, 3, 9])[rows]
+    rows, columns = np.divmod(np.arange(42), 7)  # 6 x 7, each pair once
+    values = np.array([0.0, 1, 2, 9, 4, 5, 6])[columns] + np.array([0.0, 3, 9, 1, 2, 5])[rows]
     made = multiway(values, rows.tolist(), columns.tolist())
     off = values - values.mean()
     by_row, by_column = (
-        sum(off[kind == one].sum() ** 2 for one in range(n)) / 144 * n / (n - 1)
-        for kind, n in ((rows, 3), (columns, 4))
+        sum(off[kind == one].sum() ** 2 for one in range(n)) / 42**2 * n / (n - 1)
+        for kind, n in ((rows, 6), (columns, 7))
     )
-    variance = by_row + by_column - (off**2).sum() / 144 * 12 / 11
+    variance = by_row + by_column - (off**2).sum() / 42**2 * 42 / 41
     assert made.mean == values.mean()
-    assert (made.n, made.groups) == (12, 3)
-    assert made.high - made.mean == pytest.approx(4.302652729696142 * variance**0.5)  # Student's t of 2 degrees
-    assert multiway(values, columns.tolist()).high == pytest.approx(values.mean() + 3.182446305284263 * by_column**0.5)
-    assert np.isnan(multiway(values, ["one"] * 12, columns.tolist()).low)
+    assert (made.n, made.groups) == (42, 6)
+    assert made.high - made.mean == pytest.approx(2.5705818366147395 * variance**0.5)  # Student's t of 5 degrees
+    assert multiway(values, columns.tolist()).high == pytest.approx(values.mean() + 2.4469118511449692 * by_column**0.5)
+    assert np.isnan(multiway(values, ["one"] * 42, columns.tolist()).low)
+    assert np.isnan(multiway(values[:35], rows[:35].tolist()).low)  # five rows
     with pytest.raises(InputError, match="finite"):
         multiway([1.0, np.nan])
 
 
 def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
     assert insertion("token", [], [], 1.0, [], donors=[]).undefined == "no image has the region, or lacks it"
-    assert "one patient" in insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "a"], donors=["b", "c"]).undefined
-    assert "one patient" in insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c", "c"]).undefined
+    for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
+        made = insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
+        assert (made.effect.value, made.effect.low, made.effect.groups) == (1.0, None, 1)
     with pytest.raises(InputError, match="2 rows and 1 groups"):
         insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 

@@ -203,13 +203,13 @@ def test_a_contrast_says_one_of_three_words():
     site = np.repeat(["a", "b"], 400)
     values = 0.2 * random.normal(size=800)
     (same,) = contrast(values, site, margin=0.1)
-    assert (same.level, same.against, same.word, same.p) == ("a", "b", "equivalent", same.difference.p)
+    assert (same.level, same.against, same.word) == ("a", "b", "equivalent")
     (apart,) = contrast(values + 0.3 * (site == "b"), site, margin=0.1)
     assert apart.word == "different"
     assert apart.difference.mean == pytest.approx(same.difference.mean - 0.3)
     (small,) = contrast(values + 0.06 * (site == "b"), site, margin=0.1)
     assert small.word == "equivalent"
-    assert small.p < 0.05  # there is a difference, of which was said before that it does not matter
+    assert small.difference.p < 0.05  # there is a difference, of which was said before that it does not matter
     (few,) = contrast(values[380:420], site[380:420], margin=0.1)
     assert few.word == "undecided"
     assert contrast(values, site, margin=0.1) == contrast(values, list(site), list(range(800)), margin=0.1)
@@ -234,7 +234,12 @@ def test_several_levels_are_each_against_all_others_and_corrected():
     found = contrast(values, [*site[:-1], None], margin=0.05)
     assert [one.level for one in found] == ["a", "b", "c", "d", "rare"]
     assert found[2].word == "different"
-    assert found[2].p == pytest.approx(4 * found[2].difference.p)  # four are tested
+    alone, of_a = (contrast(values, [*(site[:-1] == level).tolist(), None], margin=0.05)[0] for level in ("c", "a"))
+    assert found[0].difference.p == pytest.approx(min(1, 4 * of_a.difference.p))
+    wide, once = (one.difference.high - one.difference.low for one in (found[2], alone))
+    assert wide > 1.2 * once  # four are tested: 2.5 standard errors for 2
+    for one in found[:4]:
+        assert (one.difference.p < 0.05) == (one.difference.low > 0 or one.difference.high < 0)
     assert found[4].difference is found[4].word is None
     assert found[4].reason.startswith("rare: 3 groups; expected 10")
     others = (site != "c") & (np.arange(400) < 399)
@@ -248,7 +253,7 @@ def test_type_one_error_and_power_of_means():
         site, values = random.random(200) < 0.5, 0.2 * random.normal(size=200)
         (null,) = contrast(values, site, margin=0.1, replicates=400, seed=seed)
         (real,) = contrast(values + 0.1 * site, site, margin=0.1, replicates=400, seed=seed)
-        found += null.word == "different" or null.p <= 0.05
+        found += null.word == "different" or null.difference.p <= 0.05
         power += real.word == "different"
         sure += real.word == "equivalent"
     assert found / 400 <= 0.07

@@ -268,6 +268,31 @@ def test_the_published_schema_is_that_of_the_summary():
     assert json.loads(file.read_text(encoding="utf-8")) == Summary.model_json_schema()
 
 
+@pytest.mark.parametrize(("patients", "word"), [(58, "not testable"), (59, "supported")])
+def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would_show_what_is_rare(patients, word):
+    made = full(findings=("nodule",))
+    (level,) = levels("nodule", {("site", "A against B"): (0.9, 0.0, "equivalent")}, 0.1, "token")
+    level = level.model_copy(
+        update={"value": num(0.9, 0.1, groups=patients), "difference": num(0.0, 0.05, groups=patients + 80)}
+    )
+    summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"levels": (level,)})})
+    (found,) = told(summary, "shortcut by subgroup")
+    assert found.word == word
+    assert ("59 patients are needed for 5 %" in found.reason) == (word == "not testable")
+
+
+def test_how_rare_a_reliance_may_be_is_declared():
+    calm = [pushed("token", "remove", 0.0, 0.05, fill) for fill in FILLS]
+    few = tuple(one.model_copy(update={"effect": one.effect.model_copy(update={"groups": 29})}) for one in calm)
+    made = with_shortcut(regions={"token": 80}, markers={"nodule": ("token",)}, interventions=few)
+    assert told(made, "shortcut")[0].word == "not testable"
+    declared = made.model_copy(update={"margins": {**made.margins, "prevalence": 0.1}})
+    assert told(declared, "shortcut")[0].word == "not supported"
+    finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
+    own = with_shortcut(regions={"the finding": 80}, markers={"nodule": ("the finding",)}, interventions=finding)
+    assert told(own, "evidence")[0].word == "not testable"  # nor is the model accused by so few
+
+
 def test_subgroups_are_judged_finding_by_finding():
     made = full()
     both = made.resolve.findings

@@ -92,6 +92,24 @@ def test_at_the_end_a_loser_is_out_by_students_t_and_holm():
     assert "after 24 images" in racing[2].out
 
 
+def test_values_that_differ_by_rounding_are_equal():
+    values = np.random.default_rng(0).random(24)
+    racing = [standing("a", values), standing("b", values - 1e-12)]
+    one, two = quality(racing, reference(racing))
+    np.testing.assert_array_equal(one, two)
+    without_losers(racing, reference(racing), 24)
+    assert not any(one.out for one in racing)
+
+
+@pytest.mark.parametrize(("images", "lost"), [(8, 0), (16, 1)])
+def test_so_many_images_are_no_surer_than_they_can_be(images, lost):
+    best = np.linspace(10, 11, images)
+    racing = [standing("best", best)] + [standing(str(n), best - 5 - n) for n in range(5)]
+    known = reference(racing)
+    leader, *rest = order(racing, known)
+    assert losing(leader, rest, known, images) == [lost] * 5  # 2^(1 - images) beside 0.05 / 15
+
+
 def known_to_the_end():
     """Qualities are nearly a straight line of the values."""
     return {FAITHFULNESS: np.linspace(-30, 30, 6001)}
@@ -201,10 +219,14 @@ def test_words_of_maps_that_are_the_same_or_do_not_hold_still():
 
 
 def test_words_for_a_winner_for_none_and_for_nothing():
-    one, two, three = (standing(name, [0.5, 0.7, 0.6]) for name in "abc")
+    one, two, three = (standing(name, [0.5, 0.7, 0.6] * 3) for name in "abc")
     said = Choice([one], [one], 9, 9, 9, 9).sentence
     assert said.startswith("a (faithfulness 0.600 [")
-    assert said.endswith("], 0.333 s an image)")
+    assert said.endswith("], 0.111 s an image)")
+    few = standing("a", [0.5, 0.7, 0.6, 0.5, 0.7])
+    assert (
+        Choice([few], [few], 5, 5, 5, 5).sentence == "a (faithfulness 0.600, 0.200 s an image)"
+    )  # of five no interval
     assert Choice([], [one, two, three], 9, 27, 27, 9).sentence.startswith(
         "no clear winner after 9 images: 3 candidates are alike (a, b, c); the cheapest of them is a"
     )

@@ -1,33 +1,108 @@
 """Intervals that cover as often as they say, differences that are found no more often than they say, and sums by hand."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import difference, estimated, holm
+from camscope.metrics.statistics import least_p, p_of, simultaneous, smallest_prevalence
 
 
 def test_the_mean_is_of_images_and_the_draws_are_of_groups():
-    values, groups = [1.0, 2.0, 3.0, np.nan, 10.0], ["a", "a", "a", "b", "b"]
+    values, groups = [1.0, 2.0, 3.0, np.nan, 10.0, 0.0, 0.0, 0.0, 0.0], [*"aaabbcdef"]
     found = estimated(values, groups)
-    assert (found.mean, found.n, found.groups, found.undefined, found.p) == (4.0, 4, 2, 1, None)
-    # two groups: aa has mean 2, ab and ba 16/4, bb 10, with chances 1/4, 1/2, 1/4
-    assert (found.low, found.high) == (2.0, 10.0)
-    assert estimated(values, groups, level=0.2).low == estimated(values, groups, level=0.2).high == 4.0
-    assert str(found) == "4.000 [2.000, 10.000]"
-    assert estimated(values).groups == 4
+    assert (found.mean, found.n, found.groups, found.undefined, found.p) == (2.0, 8, 6, 1, None)
+    # the mean of six groups drawn with replacement, all that there are
+    sums, counts = np.array([6, 10, 0, 0, 0, 0]), np.array([3, 1, 1, 1, 1, 1])
+    drawn = np.stack(np.meshgrid(*[np.arange(6)] * 6), -1).reshape(-1, 6)
+    means = sums[drawn].sum(1) / counts[drawn].sum(1)
+    tail = NormalDist().cdf(-2.5705818366147395 * (6 / 5) ** 0.5)  # Student's t of 5 degrees, of an unbiased variance
+    many = estimated(values, groups, replicates=50_000)
+    assert (many.low, many.high) == pytest.approx(np.quantile(means, [tail, 1 - tail]), abs=0.15)
+    assert str(found) == f"2.000 [{found.low:.3f}, {found.high:.3f}]"
+    assert estimated(values).groups == 8
 
 
-def test_a_constant_has_no_width_and_one_group_no_interval():
-    found = estimated([0.3] * 20)
-    assert found.mean == pytest.approx(0.3)
-    assert found.low == pytest.approx(0.3)
-    assert found.high == pytest.approx(0.3)
-    alone = estimated([1.0, 2.0], ["a", "a"])
-    assert alone.mean == 1.5
-    assert np.isnan([alone.low, alone.high]).all()
-    assert str(alone) == "1.500"
-    assert difference([1.0, 2.0], [0.0, 0.0], ["a", "a"]).p == 1.0
+@pytest.mark.parametrize("bounds", [None, (0.0, 10.0)])
+def test_fewer_than_six_groups_have_no_interval_and_no_p(bounds):
+    values = [1.0, 2.0, 4.0, 3.0, 5.0, 9.0]
+    assert np.isfinite([estimated(values, bounds=bounds).low, difference(values, np.zeros(6)).low]).all()
+    for groups in (None, [*"abcdd"], [*"aaaaa"]):
+        few = estimated(values[:5], groups, bounds=bounds)
+        assert (few.mean, str(few)) == (3.0, "3.000")
+        assert np.isnan([few.low, few.high]).all()
+        gap = difference(values[:5], np.zeros(5), groups)
+        assert np.isnan([gap.low, gap.high]).all()
+        assert gap.p is None
+    assert least_p(5) > 0.05 > least_p(6)  # five of one sign are no rarer by chance
+
+
+def test_what_does_not_vary_has_an_interval_only_where_its_bounds_are_known():
+    for values in ([0.3] * 20, 0.3 + 1e-9 * np.arange(20)):
+        found = estimated(values)
+        assert found.mean == pytest.approx(0.3)
+        assert np.isnan([found.low, found.high]).all()
+        known = estimated(values, bounds=(0.0, 1.0))
+        assert known.low < 0.2
+        assert known.high > 0.4
+    gap = difference([3.0] * 8, [1.0] * 8)
+    assert (gap.mean, gap.p) == (2.0, 2**-7)  # all of one sign
+    assert np.isnan(gap.low)
+
+
+# Shares
+
+
+@pytest.mark.parametrize(("hits", "images"), [(6, 6), (0, 6), (10, 10), (9, 10), (37, 40), (20, 40)])
+def test_a_share_of_images_has_clopper_and_pearsons_interval(hits, images):
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+    found = estimated([1.0] * hits + [0.0] * (images - hits), bounds=(0.0, 1.0))
+    known = stats.binomtest(hits, images).proportion_ci(0.95, method="exact")
+    assert (found.low, found.high) == (pytest.approx(known.low), pytest.approx(known.high))
+    assert found.high - found.low > 0.1
+    other = estimated([7.0] * hits + [3.0] * (images - hits), bounds=(3.0, 7.0))  # whatever the unit
+    assert (other.low, other.high) == (pytest.approx(3 + 4 * known.low), pytest.approx(3 + 4 * known.high))
+
+
+def test_a_share_of_patients_has_the_interval_of_as_many_independent_answers_as_vary_alike():
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+    whole = estimated([1.0] * 60, np.repeat(np.arange(20), 3), bounds=(0.0, 1.0))
+    assert whole.low == pytest.approx(0.025 ** (1 / 20))  # images of a patient are taken for one
+    values, groups = np.repeat([1.0] * 15 + [0.0] * 5, 3), np.repeat(np.arange(20), 3)
+    found = estimated(values, groups, bounds=(0.0, 1.0))
+    size = 19 * (stats.norm.ppf(0.975) / stats.t.ppf(0.975, 19)) ** 2  # 0.75 * 0.25 over the variance between patients
+    assert found.low == pytest.approx(stats.beta.ppf(0.025, 0.75 * size, 0.25 * size + 1))
+    assert found.high == pytest.approx(stats.beta.ppf(0.975, 0.75 * size + 1, 0.25 * size))
+    alone = estimated(values, bounds=(0.0, 1.0))
+    assert found.high - found.low > 1.5 * (alone.high - alone.low)
+
+
+@pytest.mark.parametrize(("p", "images", "most"), [(0.9, 10, 1), (0.95, 20, 1), (0.99, 40, 1), (0.9, 20, 6)])
+def test_intervals_of_shares_cover_at_the_end_of_the_scale(p, images, most):
+    random, covered = np.random.default_rng(3), 0
+    for _ in range(300):
+        groups = np.repeat(np.arange(images), random.integers(1, most + 1, images))
+        own = np.full(images, p) if most == 1 else random.beta(4 * p, 4 * (1 - p), images)
+        found = estimated((random.random(len(groups)) < own[groups]).astype(float), groups, bounds=(0.0, 1.0))
+        assert found.low < found.high
+        covered += found.low <= p <= found.high
+    assert covered / 300 >= 0.93  # a bootstrap: 0.65, 0.62, 0.35, 0.89
+
+
+def test_values_with_bounds_whose_spread_is_small_have_students_interval():
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+    values = 0.5 + 0.02 * np.random.default_rng(0).normal(size=30)
+    found = estimated(values, bounds=(0.0, 1.0))
+    half = stats.t.ppf(0.975, 29) * values.std(ddof=1) / 30**0.5
+    assert (found.low, found.high) == (
+        pytest.approx(values.mean() - half, abs=0.02 * half),
+        pytest.approx(values.mean() + half, abs=0.02 * half),
+    )
+
+
+# Means and differences
 
 
 def test_same_seed_same_interval_and_groups_of_any_kind():
@@ -86,19 +161,19 @@ def test_ten_patients_are_few_and_the_interval_knows_it():
         values, groups = patients(random, 10)
         one = estimated(values, groups, replicates=400, seed=seed)
         covered += one.low <= 0 <= one.high
-        p = difference(values, np.zeros(len(values)), groups, replicates=400, seed=seed).p
-        assert (p < 0.05) == (not one.low <= 0 <= one.high) or 0.03 < p < 0.07
-        found += p <= 0.05
+        gap = difference(values, np.zeros(len(values)), groups)
+        assert (gap.p < 0.05) == (not gap.low <= 0 <= gap.high)
+        found += gap.p <= 0.05
     assert covered / 600 >= 0.92  # plain percentiles: 0.91
     assert found / 600 <= 0.07  # plain percentiles: 0.085
 
 
 def test_no_difference_is_found_no_more_often_than_said():
     random, ps = np.random.default_rng(8), []
-    for seed in range(600):
+    for _ in range(600):
         base, groups = patients(random, 40)
         one, other = (base + random.normal(size=len(base)) + random.normal(size=40)[groups] for _ in range(2))
-        ps.append(difference(one, other, groups, replicates=400, seed=seed).p)
+        ps.append(difference(one, other, groups).p)
     for level in (0.05, 0.2, 0.5):
         assert np.mean(np.array(ps) <= level) == pytest.approx(level, abs=0.015 + 0.06 * level)
 
@@ -108,13 +183,69 @@ def test_a_paired_difference():
     random = np.random.default_rng(9)
     base = random.normal(size=200) * 5  # what images differ by, and no method
     one, other = base + 0.1 * random.normal(size=200) + 0.015, base + 0.1 * random.normal(size=200)
-    found = difference(one, other, replicates=20_000)
+    found, known = difference(one, other), stats.ttest_rel(one, other)
     assert found.mean == pytest.approx((one - other).mean())
-    assert found.p == pytest.approx(stats.ttest_rel(one, other).pvalue, rel=0.2)
-    assert found.low < found.mean < found.high
+    assert found.p == pytest.approx(known.pvalue)
+    assert (found.low, found.high) == pytest.approx(known.confidence_interval(0.95))
     assert difference(other, one).mean == -found.mean
-    assert 2 / 2001 < difference(one + 1, other).p < 1.3 * 2 / 2001  # no less can be said of 2000 draws
-    assert difference(one, one).p == 1.0
+    assert (difference(one, one).mean, difference(one, one).p) == (0.0, 1.0)
+    assert difference(one[:12] + 5, other[:12]).p == least_p(12) == 2**-11  # no less can be said of twelve
+
+
+def test_a_difference_of_groups_is_clustered_by_group():
+    values, groups = patients(np.random.default_rng(4), 12)
+    found = difference(values, np.zeros(len(values)), groups.tolist())
+    sums = np.array([(values - values.mean())[groups == one].sum() for one in range(12)])
+    error = np.sqrt((sums**2).sum() * 12 / 11) / len(values)
+    assert found.high - found.mean == pytest.approx(2.200985160082949 * error)  # Student's t of 11 degrees
+    assert found.groups == 12
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
+def test_differences_of_rounding_are_none(scale):
+    values = scale * (1 + np.random.default_rng(0).random(20))
+    for rounding in (1e-12, 1e-8):
+        found = difference(values * (1 + rounding), values)
+        assert (found.mean, found.p) == (0.0, 1.0)
+    assert difference(values * (1 + 1e-5), values).p < 0.001
+    near_zero = 1e-9 * np.random.default_rng(1).random(20)
+    assert difference(near_zero, np.zeros(20)).p < 0.001
+    assert difference(near_zero, np.zeros(20), precision=1e-6).p == 1.0
+
+
+def test_simultaneous_intervals_leave_zero_out_where_their_p_is_small():
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+    random = np.random.default_rng(2)
+    gaps = [difference(random.normal(shift, 1, 20), np.zeros(20)) for shift in np.linspace(0, 1.5, 10)]
+    found = simultaneous(gaps, 40)
+    for one, gap in zip(found, gaps, strict=True):
+        assert one.p == pytest.approx(min(1, 40 * gap.p))
+        assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
+        wider = stats.t.ppf(1 - 0.025 / 40, 19) / stats.t.ppf(0.975, 19)
+        assert one.high - one.mean == pytest.approx(wider * (gap.high - gap.mean))
+    assert simultaneous(gaps)[0].p == pytest.approx(min(1, 10 * gaps[0].p))
+    few = difference(np.arange(1.0, 7), np.zeros(6))  # 2^-5 is the least p of six
+    (made,) = simultaneous([few], 2)
+    assert made.p > 0.05
+    assert np.isnan([made.low, made.high]).all()
+
+
+def test_p_is_where_the_interval_begins_to_hold_zero():
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+
+    def interval(level):
+        half = stats.norm.ppf((1 + level) / 2)
+        return 2 - half, 2 + half
+
+    assert p_of(interval) == pytest.approx(2 * stats.norm.sf(2), rel=1e-6)
+    assert p_of(lambda level: (-1.0, 1.0)) == pytest.approx(1.0)
+
+
+def test_the_smallest_prevalence_is_met_in_nineteen_of_twenty_samples():
+    for groups in (10, 59, 300):
+        share = smallest_prevalence(groups)
+        assert (1 - share) ** groups == pytest.approx(0.05)
+        assert share == pytest.approx(3 / groups, rel=0.2)
 
 
 def test_only_images_with_both_values_are_compared():
@@ -148,7 +279,9 @@ def test_holm_is_wrong_about_any_no_more_often_than_said():
         (lambda: estimated([1.0, 2.0], [np.nan, 1.0]), InputError, "row 0 has no group"),
         (lambda: estimated([1.0, 2.0], level=95), InputError, "level=95"),
         (lambda: estimated([1.0, 2.0], replicates=0), InputError, "replicates=0"),
+        (lambda: estimated([0.5, 1.5], bounds=(0.0, 1.0)), InputError, "values 0.5..1.5: expected 0..1"),
         (lambda: difference([1.0, 2.0], [1.0]), InputError, r"values \(2,\) and \(1,\)"),
+        (lambda: difference([1.0, np.inf], [1.0, 2.0]), InputError, "value 1 is infinite"),
         (lambda: holm([0.1, np.nan]), InputError, "expected numbers in 0..1"),
         (lambda: holm([1.2]), InputError, "expected numbers in 0..1"),
     ],

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from camscope.audit.repeating import Agreement, agreements
 from camscope.audit.schema import Number, Verdict
 from camscope.batch.manifest import arrow
 from camscope.errors import UndefinedError
-from camscope.metrics import Estimate
-from camscope.metrics.statistics import difference, holm, interval_of, numbered, p_of
+from camscope.metrics import METRICS, Estimate
+from camscope.metrics.statistics import PRECISION, REPLICATES, STUDENT, difference, numbered, simultaneous, student
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,12 +34,14 @@ SHOWN = (
     "max-sensitivity",
 )
 AT = 0.05
-REPLICATES = 20_000  # fewer leave nothing to see once dozens of differences are corrected for
+Raw = tuple[
+    str, str, Number, Number, Estimate
+]  # name, finding, the number of either, second - first before any correction
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A number of both audits, and second - first, paired; `p` in it after Holm's correction over all differences."""
+    """A number of both audits, and second - first, paired: interval and `p` corrected over all differences (Bonferroni)."""
 
     name: str
     finding: str
@@ -109,7 +112,7 @@ def compared(
     one, other = (run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second))
     notes, findings = expect_alike(one, other), one.summary.resolve.findings
     patients = _patients(one)
-    made = [gap for finding in findings for gap in _of(one, other, finding, patients, seed)]
+    made = [raw for finding in findings for raw in _of(one, other, finding, patients, seed)]
     digests = (one.summary.resolve.digest, other.summary.resolve.digest)
     return Comparison(
         digests,
@@ -120,14 +123,12 @@ def compared(
     )
 
 
-def _corrected(made: Sequence[Difference]) -> Iterator[Difference]:
-    """By Holm over all that are not one another's: removing the organ is keeping what lies outside it, and no second test."""
-    each = {(gap.finding, gap.first, gap.second, gap.difference): gap.difference.p for gap in made}
-    known = {key: p for key, p in each.items() if p is not None}
-    corrected = dict(zip(known, holm(list(known.values())), strict=True)) if known else {}
-    for gap in made:
-        p = corrected.get((gap.finding, gap.first, gap.second, gap.difference))
-        yield gap if p is None else replace(gap, difference=gap.difference.model_copy(update={"p": p}))
+def _corrected(made: Sequence[Raw]) -> Iterator[Difference]:
+    """Over all that are not one another's: removing the organ is keeping what lies outside it, and no second test."""
+    tests = {(finding, first, second, gap) for _, finding, first, second, gap in made if gap.p is not None}
+    for name, finding, first, second, gap in made:
+        (corrected,) = simultaneous([gap], len(tests))
+        yield Difference(name, finding, first, second, number(corrected, 0.0, "no difference"))
 
 
 def changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[Change]:
@@ -154,22 +155,20 @@ def _patients(run: AuditRun) -> dict[str, int]:
     return dict(zip(table["id"].to_pylist(), table["patient"].to_pylist(), strict=True))
 
 
-def _of(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Difference]:
+def _of(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Raw]:
     yield from _answers(one, other, finding, patients, seed)
     tables = [run.metrics().filter(_is_own(run, finding)) for run in (one, other)]
     for name in SHOWN:
         for method in _methods(tables[0], name):
             values = [_values(table, name, method) for table in tables]
-            yield from _paired(f"{name} of {method}", finding, values, patients, seed)
+            yield from _paired(f"{name} of {method}", finding, values, patients, METRICS[name].precision)
     moves = [_moves(run, finding) for run in (one, other)]
     for key in moves[0]:
         if key in moves[1]:
-            yield from _paired(key, finding, [move[key] for move in moves], patients, seed)
+            yield from _paired(key, finding, [move[key] for move in moves], patients, PRECISION)
 
 
-def _answers(
-    one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int
-) -> Iterator[Difference]:
+def _answers(one: AuditRun, other: AuditRun, finding: str, patients: Mapping[str, int], seed: int) -> Iterator[Raw]:
     known = [_predicted(run, finding) for run in (one, other)]
     ids = [name for name in known[0] if name in known[1]]
     truth = np.array([known[0][name][0] for name in ids], np.bool_)
@@ -177,22 +176,25 @@ def _answers(
     groups = [patients[name] for name in ids]
     try:
         own = [number(auroc(truth, each, groups, seed=seed), 0.5, "chance") for each in answers]
-        gap = number(_gap(truth, answers[0], answers[1], groups, seed), 0.0, "no difference")
+        yield "AUROC", finding, own[0], own[1], _gap(truth, answers[0], answers[1], groups, seed)
     except UndefinedError:
         return
-    yield Difference("AUROC", finding, own[0], own[1], gap)
 
 
 def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) -> Estimate:
-    """AUROC of the second answers less that of the first; both from the same draws of patients."""
+    """AUROC of the second answers less that of the first; both from the same draws of patients.
+
+    Answers that differ by no more than rounding are the same.
+    """
+    second = np.where(np.isclose(first, second, rtol=PRECISION, atol=PRECISION), first, second)
     rankings = _rankings(truth, (first, second), groups)
-    points = [one.point(under_roc) for one in rankings]
+    gap = rankings[1].point(under_roc) - rankings[0].point(under_roc)
     drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
-    gaps = kept(drawn[1] - drawn[0], rankings[0].words())
     fewest = min(rankings[0].witnesses)
-    return Estimate(
-        points[1] - points[0], *interval_of(gaps, fewest), len(truth), len(set(groups)), 0, p_of(gaps, fewest)
-    )
+    spread = float(kept(drawn[1] - drawn[0], rankings[0].words()).std())
+    error = 0.0 if spread <= PRECISION else spread * sqrt(fewest / max(1, fewest - 1))
+    low, high, p = student(gap, error, fewest)
+    return Estimate(gap, low, high, len(truth), len(set(groups)), p=p, witnesses=fewest, method=STUDENT)
 
 
 def _rankings(truth: Any, answers: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:
@@ -249,14 +251,18 @@ def _moves(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
 
 
 def _paired(
-    name: str, finding: str, values: Sequence[Mapping[str, float]], patients: Mapping[str, int], seed: int
-) -> Iterator[Difference]:
+    name: str,
+    finding: str,
+    values: Sequence[Mapping[str, float]],
+    patients: Mapping[str, int],
+    precision: float,
+) -> Iterator[Raw]:
     ids = [key for key in values[0] if key in values[1]]
     groups = [patients[key] for key in ids]
     first, second = ([each[key] for key in ids] for each in values)
     try:
-        gap = number(difference(second, first, groups, replicates=REPLICATES, seed=seed), 0.0, "no difference")
+        gap = difference(second, first, groups, precision=precision)
     except UndefinedError:
         return
     own = [Number(value=float(np.mean(each)), n=len(each), groups=len(set(groups))) for each in (first, second)]
-    yield Difference(name, finding, own[0], own[1], gap)
+    yield name, finding, own[0], own[1], gap

@@ -189,7 +189,9 @@ class Margins(_Part):
     matter. `useful`: the AUROC that a model has to exceed. `blanked`: the AUROC above which a model that has lost the organ
     still answers. `enrichment`: of a region in a map, its share of the map over its share of the image; 1 is chance. `mass`:
     a difference of a map's share between subgroups. `robust`: the rank correlation of maps under changes that do not matter.
-    `leak`: the AUROC of a probe below which a column cannot be read off the features to any extent that matters.
+    `leak`: the AUROC of a probe below which a column cannot be read off the features to any extent that matters. `prevalence`:
+    the share of patients in whom the model may rely on a region without being found out; no reliance is claimed to be absent
+    with fewer patients than it takes to meet one of these (59 for 0.05).
     """
 
     effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)
@@ -200,6 +202,7 @@ class Margins(_Part):
     mass: float = Field(default=0.05, gt=0, lt=1)
     robust: float = Field(default=0.5, ge=0, lt=1)
     leak: float = Field(default=0.6, gt=0.5, lt=1)
+    prevalence: float = Field(default=0.05, gt=0, lt=1)
 
 
 class Sizes(_Part):

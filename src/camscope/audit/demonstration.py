@@ -45,6 +45,7 @@ def described(manifest: Path, weights: Path, p: float) -> dict[str, Any]:
             "settings": {"integratedgradients": {"steps": 16}},
         },
         "regions": {"modality": "xray", "organ": "region_lungs", "columns": {"token": "region_token"}},
-        "sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 120, "gallery": 8},
+        "sizes": {"faithfulness": 24, "robustness": 12, "sanity": 12, "interventions": 200, "gallery": 8},
+        "margins": {"prevalence": 0.1},  # which 29 patients can show
         "report": {"columns": ["site"]},
     }

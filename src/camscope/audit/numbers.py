@@ -19,7 +19,7 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
     low, high = (None, None) if few else (rounded(found.low), rounded(found.high))
     why = f"too few patients for an interval: {patients(found)}, and {FOR_AN_INTERVAL} are needed" if few else ""
     if not few and (low is None or high is None):
-        why = "no interval can be made of these values"
+        why = "nothing varies from which an interval could be estimated"
     return Number(
         value=rounded(found.mean),
         low=low,

@@ -40,7 +40,7 @@ def agreements(one: AuditRun, other: AuditRun, patients: Mapping[str, int], seed
                 values.setdefault(key, {})[name] = _correlation(first[key, name], second[key, name])
     for (method, finding), own in values.items():
         if any(np.isfinite(list(own.values()))):
-            found = estimated(list(own.values()), [patients[name] for name in own], seed=seed)
+            found = estimated(list(own.values()), [patients[name] for name in own], bounds=(-1.0, 1.0))
             yield Agreement(method, finding, number(found, 0.0, "nothing in common"))
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 FOLDER, FIGURE = "camscope-compare", "figure.png"
 LEGEND = (
-    "behind: to the first of the methods; over: the best map that knows nothing; paired, p after Holm's correction; "
-    "s: seconds an image, those of a shared pass shared out"
+    "behind: difference to the first of the methods; over: to the best control; paired, p corrected for all pairs of "
+    "methods (behind) or all methods (over), and for all metrics; s: seconds an image, those of a shared pass shared out"
 )
 MOST, WITH_INTERVALS = 12, 5  # methods whose agreement a terminal has room for
 
@@ -100,28 +100,37 @@ def _table(found: "Compared", own: "Sequence[Line]") -> "Table":
     """A line for each method, the first on top."""
     from rich.text import Text
 
-    from camscope.measure.sentences import has_rivals, told_from_best
+    from camscope.measure.sentences import has_rivals
     from camscope.metrics import METRICS
 
-    metric = METRICS[own[0].metric]
+    ranked = METRICS[own[0].metric].higher_is_better is not None
+    leader = next((line for line in own if ranked and not line.control and line.estimate is not None), None)
     over = [line.over_control if has_rivals(line) else None for line in own]
     columns = ["method", "mean [95 %]>", "behind>", *(["over>"] if any(over) else []), "n>", "undefined>", "s>"]
     table = base.table(*columns)
     for line, gap in zip(own, over, strict=True):
         one, price = line.estimate, found.seconds.get((line.method, line.layer, line.parameters))
-        first = line.under_best is None and not line.control and one is not None
         cells = [
             "–" if one is None else str(one),
-            "first" if first and metric.higher_is_better is not None else _gap(line.under_best),
+            _behind(line, leader),
             *([_gap(gap, "+")] if any(over) else []),
             str(line.n),
             str(line.undefined),
             "" if price is None or line.control else f"{price:.2g}",
         ]
-        style = "dim" if line.control or told_from_best(line) else ""
+        style = "dim" if line.control or line.is_behind else ""
         title = found.name(line) + (" (control)" if line.control and "(control)" not in found.name(line) else "")
         table.add_row(Text(base.shown(title)), *cells, style=style)
     return table
+
+
+def _behind(line: "Line", leader: "Line | None") -> str:
+    """`first`, the difference to the first, or that the maps are the same as those of the first."""
+    if line is leader:
+        return "first"
+    if leader is not None and line.under_best is None and line.estimate is not None and not line.control:
+        return "same maps"
+    return _gap(line.under_best)
 
 
 def _gap(gap: "Estimate | None", sign: str = "") -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope measure heatmaps --masks annotations.json --model resnet50 -o measures"
 SHOWN = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
+LEGEND = "over the best control: paired; intervals and p corrected for all methods in all metrics (Bonferroni)"
 ASKED = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # of a model, which says the rest in other words
 
 
@@ -138,13 +139,14 @@ def tables(
 ) -> None:
     """Print what metrics say, of `names` or of all, and draw it."""
     from camscope.measure.figure import drawn
+    from camscope.measure.sentences import has_rivals
     from camscope.measure.summary import expect_some_evidence, summarised
 
     table, console = found.table(where), base.out()
     if not table.num_rows:
         base.complain(f"no row matches {where}")
         raise typer.Exit(base.FAILED)
-    told = {name: own for name, own in summarised(table, group).items() if names is None or own[0].metric in names}
+    told = summarised(table, group, metrics=names)
     expect_some_evidence(table, told)
     for name, own in told.items():
         console.print(lines.headed(name, own[0]), soft_wrap=True)
@@ -155,6 +157,8 @@ def tables(
         write_bytes(figure, drawn(told, figure.suffix.lower(), found.title), overwrite=overwrite)
     if evidence := found.facts.get("evidence"):
         console.print(base.styled(("evidence ", "bold"), (base.shown(str(evidence)), "")), soft_wrap=True)
+    if any(has_rivals(line) and line.over_control is not None for own in told.values() for line in own):
+        console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
     where_to = base.shown(found.folder)
     console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
 

@@ -144,7 +144,7 @@ def summed_up(pairs: "pa.Table", keys: Sequence[Key], group: Mapping[int, Hashab
 def _estimate(own: Sequence[tuple[int, float]], group: Mapping[int, Hashable] | None) -> Estimate | None:
     rows, values = zip(*own, strict=True)
     try:
-        return estimated(values, [row if group is None else group[row] for row in rows])
+        return estimated(values, [row if group is None else group[row] for row in rows], bounds=(-1.0, 1.0))
     except UndefinedError:
         return None
 

@@ -24,7 +24,7 @@ from camscope.measure.findings import Findings
 from camscope.measure.names import named
 from camscope.measure.run import STEPS, evidence_for, measure
 from camscope.measure.sentences import sentences
-from camscope.measure.summary import expect_some_evidence, summarised
+from camscope.measure.summary import expect_column, expect_some_evidence, summarised
 from camscope.metrics.fills import USUAL
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ class Compared(Findings):
         return tuple(sentences(self.lines, self.agreement, self.names))
 
     def table(self) -> list[dict[str, Any]]:
-        """The numbers, a dict for each metric and method: mean, interval, and the paired differences, p after Holm.
+        """The numbers, a dict for each metric and method: mean, interval, and the paired differences.
 
-        `to_best`: to the best method; `over_control`: over the best map that knows nothing; both so that more is better.
+        `to_best`: to the best method, corrected for all pairs of methods and all metrics; `over_control`: to the best control,
+        corrected for all methods and metrics; both so that more is better.
         """
         rows = []
         for metric, own in self.lines.items():
@@ -125,14 +126,13 @@ def compared(
     places: dict[str, Any] = {"categories": categories, "anywhere": anywhere}
     measures = measure(made, output, masks, metrics, told=halves[0], **places, **asking, **settings)
     table = measures.table()
-    lines = summarised(table, group)
     order = list(FIRST if metrics is None else metrics)
-    shown = [name for name, own in lines.items() if own[0].metric in order]
-    chosen = {name: lines[name] for name in sorted(shown, key=lambda name: order.index(lines[name][0].metric))}
+    expect_column(table, group)
     if known is not None:
-        expect_some_evidence(table, chosen)
-    groups = _groups(table, group)
-    agreement = agree(made, folder_of(output), groups, told=halves[1], **settings)
+        expect_some_evidence(table, summarised(table, group, metrics=order, corrected=False))
+    agreement = agree(made, folder_of(output), _groups(table, group), told=halves[1], **settings)
+    lines = summarised(table, group, metrics=order, same=agreement.groups)
+    chosen = dict(sorted(lines.items(), key=lambda item: order.index(item[1][0].metric)))
     names = named(made, agreement.keys, [line for own in lines.values() for line in own])
     rows = table["row"].unique()
     return Compared(made, measures, chosen, agreement, names, _seconds(made), len(rows), known)

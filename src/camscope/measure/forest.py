@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from camscope.measure.sentences import has_rivals, told_from_best
+from camscope.measure.sentences import has_rivals
 from camscope.measure.summary import Line
 from camscope.metrics import METRICS
 
 INK, PALE, BAND, RULE = "#1f3b73", "#8a8f98", "#e9ebef", "#dddddd"
 ACROSS = 4  # panels beside one another
-KEY = ("filled: first, or not told from it", "hollow: behind, beyond chance (paired, Holm, 5 %)")
+KEY = ("filled: first, or not told from it", "hollow: behind the first (paired; 5 % over all pairs and metrics)")
 KEY_CONTROLS = (*KEY, "grey: controls, which know nothing of the model; band: the best of them")
 Rows = Sequence[tuple[str, bool]]  # names from the top down, and which are controls
 
@@ -82,7 +82,7 @@ def interval(panel: Any, place: float, line: Line) -> None:
     ink = PALE if line.control else INK
     if np.isfinite(one.low):
         panel.plot([one.low, one.high], [place, place], color=ink, linewidth=1.6, solid_capstyle="round")
-    face = "white" if told_from_best(line) and not line.control else ink
+    face = "white" if line.is_behind and not line.control else ink
     panel.plot([one.mean], [place], "o", markeredgecolor=ink, markerfacecolor=face, markersize=5)
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.measure.agreement import Agreement, Key
-from camscope.measure.summary import REPLICATES, Line
+from camscope.measure.summary import LEVEL, Line
 from camscope.metrics import METRICS
-from camscope.metrics.statistics import least_p
+from camscope.metrics.statistics import MIN_GROUPS, least_p
 
-LEVEL = 0.05
 MOST = 6  # names in a list; of more it says how many
 Names = Mapping[tuple[Key, bool], str]
 
@@ -21,8 +20,8 @@ def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: 
     if few:
         there = max(known.values(), key=lambda one: one.groups)
         yield (
-            f"{there.counted} cannot tell {max(len(one.methods) for one in known.values())} methods apart, whatever they "
-            f"show: {max(few)} might"
+            f"{there.counted} cannot tell {max(len(one.methods) for one in known.values())} methods apart in "
+            f"{len(known)} metric{'s' if len(known) > 1 else ''}, whatever they show: at least {max(few)} are needed"
         )
     alike = [metric for metric, one in known.items() if not one.behind and not one.needed]
     if alike:
@@ -31,11 +30,6 @@ def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: 
         if one.behind:
             yield f"{metric}: {one.words}"
     yield from _of_controls(lines, names)
-
-
-def told_from_best(line: Line) -> bool:
-    """Whether it is behind the best method, beyond chance."""
-    return line.under_best is not None and line.under_best.mean < 0 and (line.under_best.p or 0) < LEVEL
 
 
 def has_rivals(line: Line) -> bool:
@@ -59,7 +53,7 @@ class _Top:
     def __init__(self, lines: Sequence[Line], names: Names) -> None:
         ranked = METRICS[lines[0].metric].higher_is_better is not None
         self.methods = [line for line in lines if not line.control and line.estimate is not None] if ranked else []
-        self.behind = [line for line in self.methods[1:] if told_from_best(line)]
+        self.behind = [line for line in self.methods[1:] if line.is_behind]
         self._names = names
 
     @property
@@ -76,11 +70,13 @@ class _Top:
 
     @property
     def needed(self) -> int | None:
-        """How many it would take to tell one from the others, after Holm's correction; None where they might do."""
-        rivals = sum(line.under_best is not None for line in self.methods)
-        if rivals == 0 or rivals * least_p(self.groups, REPLICATES) < LEVEL:
+        """How many it takes to tell any two methods apart, corrected for all comparisons; None where there are enough."""
+        gaps = [line for line in self.methods if line.under_best is not None]
+        if not gaps:
             return None
-        return next(n for n in range(2, 1000) if rivals * least_p(n, REPLICATES) < LEVEL)
+        pairs = max(line.pairs for line in gaps)
+        needed = next(n for n in range(MIN_GROUPS, 1000) if pairs * least_p(n) < LEVEL)
+        return needed if self.groups < needed else None
 
     @property
     def words(self) -> str:

@@ -4,20 +4,21 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import comb, isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError, UndefinedError
+from camscope.measure.agreement import Key
 from camscope.metrics import METRICS
-from camscope.metrics.statistics import REPLICATES as MEANS
-from camscope.metrics.statistics import Estimate, difference, estimated, holm
+from camscope.metrics.statistics import REPLICATES, Estimate, difference, estimated, simultaneous
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-REPLICATES = 20_000  # of a difference: fewer leave nothing to see once dozens of methods are corrected for
+LEVEL = 0.05
 Values = Mapping[tuple[int, Any], float]  # by row and target; NaN where there is none
 
 
@@ -25,9 +26,9 @@ Values = Mapping[tuple[int, Any], float]  # by row and target; NaN where there i
 class Line:
     """What a metric says of a method: `estimate`, and the paired differences to the best control and to the best method.
 
-    `fill`: under which, of a metric that has one. Differences are counted so that more is better; `p` in them is corrected
-    for how many methods there are (Holm). A method that is one of the controls is held against none: what tells it from its
-    like is on which pixels the two were made.
+    `fill`: under which, of a metric that has one. Differences are counted so that more is better. `pairs`: how many comparisons
+    of two methods the interval and p of `under_best` are corrected for. A method that is one of the controls is not compared
+    with the best control, nor a method with one whose maps are the same.
     """
 
     metric: str
@@ -40,6 +41,12 @@ class Line:
     fill: str | None = None
     parameters: str | None = None  # the digest of its settings
     rows: int = 0  # with a value or without
+    pairs: int = 1
+
+    @property
+    def key(self) -> Key:
+        """Which method, layer and settings."""
+        return self.method, self.layer, self.parameters
 
     @property
     def title(self) -> str:
@@ -59,33 +66,81 @@ class Line:
     @property
     def beats_control(self) -> bool:
         """Whether the map says more than any that knows nothing, at 5 %."""
-        return self.over_control is not None and self.over_control.mean > 0 and (self.over_control.p or 0) < 0.05
+        return is_shown(self.over_control) and self.over_control is not None and self.over_control.mean > 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is worse than the best method, at 5 %."""
+        return is_shown(self.under_best) and self.under_best is not None and self.under_best.mean < 0
+
+
+def is_shown(gap: Estimate | None) -> bool:
+    """Whether a difference is beyond chance, at 5 %."""
+    return gap is not None and gap.p is not None and gap.p < LEVEL
 
 
 def summarised(
-    table: "pa.Table", group: str | None = None, *, seed: int = 0, replicates: int = MEANS
+    table: "pa.Table",
+    group: str | None = None,
+    *,
+    metrics: Sequence[str] | None = None,
+    same: Sequence[Sequence[Key]] = (),
+    corrected: bool = True,
+    seed: int = 0,
+    replicates: int = REPLICATES,
 ) -> dict[str, list[Line]]:
-    """[metric], or [`metric, fill`] of one that has fills: its lines, the best first, controls among them.
+    """Summarize a table of values by metric: [metric], or [`metric, fill`], its lines, the best first, controls among them.
 
-    `group`: a column; its groups are drawn whole. Without it an image is a group, whatever it was asked. `replicates`: of the
-    bootstrap of means; differences have more.
+    Args:
+        table: Values in long form, as `Measures.table` returns them.
+        group: A column of patients or scenes. Default: an image is a group, whatever it was explained for.
+        metrics: Only these. Differences are corrected for how many of them there are.
+        same: Methods whose maps are the same. They are one method: none of them is compared with another.
+        corrected: Whether intervals and p of differences hold together over all methods and metrics (Bonferroni): over all
+            pairs of methods, since the values also say which is first, and over all comparisons with the best control.
+            False: each by itself.
+        seed: Seed of the bootstrap of means.
+        replicates: Bootstrap resamples of means.
+
     """
-    if group is not None and group not in table.column_names:
-        raise InputError(f"no column {group!r} to group by; there are {', '.join(table.column_names)}")
+    expect_column(table, group)
     if "fill" not in table.column_names:  # as they were before any metric asked the model
         table = table.append_column("fill", arrow().nulls(table.num_rows, arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group or "row"].to_pylist(), strict=True))
     kept = table.select(["row", "method", "layer", "parameters", "target", "control", "value"])
-    made = {}
+    made: dict[str, list[Line]] = {}
     for pair in (
         table.select(["metric", "fill"]).group_by(["metric", "fill"], use_threads=False).aggregate([]).to_pylist()
     ):
         name, fill = pair["metric"], pair["fill"]  # the rows of one pair at a time, which are dicts for as long
+        if metrics is not None and name not in metrics:
+            continue
         own = kept.filter(_where(table, name, fill)).to_pylist()
-        made[name if fill is None else f"{name}, {fill}"] = _of_metric(
-            name, fill, own, partial(_estimate, groups=groups, seed=seed, replicates=replicates), groups
-        )
-    return made
+        estimate = partial(_estimate, name, groups=groups, seed=seed, replicates=replicates)
+        made[name if fill is None else f"{name}, {fill}"] = _of_metric(name, fill, own, estimate, groups, same)
+    return _held_together(made, same) if corrected else made
+
+
+def _held_together(made: dict[str, list[Line]], same: Sequence[Sequence[Key]]) -> dict[str, list[Line]]:
+    """All differences corrected for how many there are."""
+    first = {key: own[0] for own in same for key in own}
+    ranked = [own for own in made.values() if METRICS[own[0].metric].higher_is_better is not None]
+    every = [{first.get(line.key, line.key) for line in own if not line.control and line.estimate} for own in ranked]
+    pairs = sum(comb(len(methods), 2) for methods in every)
+    over = sum(len({first.get(line.key, line.key) for line in own if line.over_control is not None}) for own in ranked)
+
+    def corrected(line: Line) -> Line:
+        gaps = (line.under_best, pairs), (line.over_control, over)
+        under, above = (None if gap is None else simultaneous([gap], count)[0] for gap, count in gaps)
+        return replace(line, under_best=under, over_control=above, pairs=pairs)
+
+    return {name: [corrected(line) for line in own] for name, own in made.items()}
+
+
+def expect_column(table: "pa.Table", group: str | None) -> None:
+    """InputError where there is no such column."""
+    if group is not None and group not in table.column_names:
+        raise InputError(f"no column {group!r} to group by; there are {', '.join(table.column_names)}")
 
 
 def expect_some_evidence(table: "pa.Table", lines: Mapping[str, Sequence[Line]]) -> None:
@@ -116,6 +171,7 @@ def _of_metric(
     rows: Sequence[Mapping[str, Any]],
     estimate: Callable[[Values], Estimate | None],
     groups: Mapping[int, Hashable],
+    same: Sequence[Sequence[Key]],
 ) -> list[Line]:
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
@@ -131,12 +187,13 @@ def _of_metric(
     order = sorted(lines, key=lambda key: -known.get(key, -np.inf) * (1 if up else -1) if key in known else np.inf)
     if up is None:
         return [lines[key] for key in order]
-    sign = 1 if up else -1
+    gap = partial(_gap, sign=1 if up else -1, groups=groups, precision=METRICS[name].precision)
     controls, methods = ([key for key in order if key in known and key[3] is kind] for kind in (True, False))
     whole = {**values, **{key: _of_all_targets(values[key], values) for key in controls[:1]}}
     blind = {key[0] for key in controls}
-    over = _compared(whole, [key for key in methods if key[0] not in blind], controls[:1], sign, groups)
-    under = _compared(values, methods[1:], methods[:1], sign, groups)
+    over = {key: gap(whole[key], whole[controls[0]]) for key in methods if controls and key[0] not in blind}
+    alike = next((own for own in same if methods and methods[0][:3] in own), ())
+    under = {key: gap(values[key], values[methods[0]]) for key in methods[1:] if key[:3] not in alike}
     return [replace(lines[key], over_control=over.get(key), under_best=under.get(key)) for key in order]
 
 
@@ -150,24 +207,12 @@ def _hand_on_what_failed(values: dict[tuple[Any, ...], dict[tuple[int, Any], flo
             del values[nowhere]
 
 
-def _compared(
-    values: Mapping[Any, Values],
-    methods: Sequence[Any],
-    against: Sequence[Any],
-    sign: int,
-    groups: Mapping[int, Hashable],
-) -> dict[Any, Estimate]:
-    """The paired difference of each of some methods to one other, corrected for how many there are."""
-    found = {
-        key: gap for key in methods for other in against if (gap := _gap(values[key], values[other], sign, groups))
-    }
-    adjusted = holm([1.0 if gap.p is None else gap.p for gap in found.values()])
-    return {key: replace(gap, p=p) for (key, gap), p in zip(found.items(), adjusted, strict=True)}
-
-
-def _estimate(own: Values, groups: Mapping[int, Hashable], seed: int, replicates: int) -> Estimate | None:
+def _estimate(metric: str, own: Values, groups: Mapping[int, Hashable], seed: int, replicates: int) -> Estimate | None:
+    values, bounds = list(own.values()), METRICS[metric].bounds
+    if bounds is not None and not all(isnan(one) or bounds[0] <= one <= bounds[1] for one in values):
+        bounds = None  # of a score that is no probability
     try:
-        return estimated(list(own.values()), [groups[row] for row, _ in own], replicates=replicates, seed=seed)
+        return estimated(values, [groups[row] for row, _ in own], bounds=bounds, replicates=replicates, seed=seed)
     except UndefinedError:
         return None
 
@@ -178,12 +223,12 @@ def _of_all_targets(own: Values, values: Mapping[Any, Values]) -> Values:
     return {place: own.get(place, by_row.get(place[0], np.nan)) for every in values.values() for place in every}
 
 
-def _gap(one: Values, other: Values, sign: int, groups: Mapping[int, Hashable]) -> Estimate | None:
+def _gap(one: Values, other: Values, *, sign: int, groups: Mapping[int, Hashable], precision: float) -> Estimate | None:
     """Paired by image and target."""
     there = [(key, other.get(key, np.nan)) for key in one]
     try:
         mine = [sign * one[key] for key, _ in there]
         theirs, drawn_whole = [sign * value for _, value in there], [groups[key[0]] for key, _ in there]
-        return difference(mine, theirs, drawn_whole, replicates=REPLICATES)
+        return difference(mine, theirs, drawn_whole, precision=precision)
     except UndefinedError:
         return None

@@ -25,7 +25,8 @@ class Metric:
     map of another image; "explainer": what makes maps, the model's input and the question.
     `low`, `high`: between which it lies; None: without an end. `higher_is_better`: None where neither is. `chance`: what a
     map that knows nothing gets, in words; "" where there is no such number. `filled`: whether the number is that of the
-    trial's fill, which then belongs to it.
+    trial's fill, which then belongs to it. `precision`: smaller differences between two values are rounding; 0 for numbers in
+    units of the score, which have no scale of their own.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Metric:
     higher_is_better: bool | None
     chance: str = ""
     filled: bool = False
+    precision: float = 1e-6
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The least and the largest value; None where it is unbounded."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The number; UndefinedError where there is none."""
@@ -55,11 +62,12 @@ def metric(
     higher_is_better: bool | None = True,
     chance: str = "",
     filled: bool = False,
+    precision: float = 1e-6,
 ) -> Callable[[Function], Function]:
     """Put a function into METRICS."""
 
     def registered(function: Function) -> Function:
-        made = Metric(name, function, needs, formula, paper, low, high, higher_is_better, chance, filled)
+        made = Metric(name, function, needs, formula, paper, low, high, higher_is_better, chance, filled, precision)
         if METRICS.setdefault(name, made) is not made:
             raise ValueError(f"a metric named {name!r} is registered already")
         return function

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError
 from camscope.metrics.base import Floats
-from camscope.metrics.statistics import Estimate, numbered
+from camscope.metrics.statistics import MIN_GROUPS, Estimate, numbered
 
 Groups = npt.NDArray[np.int64]
 CLUSTERED = "clustered"  # the method of an interval: Student's t of a variance clustered by several kinds of groups
@@ -21,7 +21,7 @@ def multiway(values: npt.ArrayLike, *kinds: Sequence[Hashable] | None, level: fl
     The variance is that of the mean clustered by each kind, less that by each two together, and so on, and never less than
     that by any one kind; Student's t with one less than the fewest groups. Cameron, Gelbach & Miller 2011,
     doi:10.1198/jbes.2010.07136.
-    NaN for the ends where a kind has one group. InputError for values that are not finite.
+    NaN for the ends where a kind has fewer groups than an interval needs. InputError for values that are not finite.
     """
     given = np.asarray(values, np.float64)
     if given.ndim != 1 or not len(given) or not np.isfinite(given).all():
@@ -29,7 +29,7 @@ def multiway(values: npt.ArrayLike, *kinds: Sequence[Hashable] | None, level: fl
     named = [numbered(kind, len(given)) for kind in kinds or (None,)]
     fewest = min(len(np.unique(one)) for one in named)
     mean, half = float(given.mean()), nan
-    if fewest > 1:
+    if fewest >= MIN_GROUPS:
         half = _t(fewest - 1, level) * sqrt(_variance(given - mean, named))
     return Estimate(mean, mean - half, mean + half, len(given), fewest, method=CLUSTERED)
 

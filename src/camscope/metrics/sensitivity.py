@@ -32,6 +32,7 @@ NO_SPREAD = "the map says the same of every set, or the answer loses the same wi
     higher_is_better=False,
     chance="the mean of the squared losses, that of a map of zeros",
     filled=True,
+    precision=0.0,
 )
 def infidelity(
     trial: Trial,
@@ -97,6 +98,7 @@ def sensitivity_n(trial: Trial, shares: Sequence[float] = SHARES, sets: int = SE
     high=None,
     higher_is_better=False,
     filled=True,
+    precision=0.0,
 )
 def completeness_gap(trial: Trial, of: Of = "score") -> Values:
     """(N,): in the answer's units. For maps whose parts should add up, at the input's own pixels, and for their own baseline."""

@@ -1,11 +1,11 @@
-"""From values of images to a statement: means with 95 % intervals, paired differences, corrected for how many there are."""
+"""Statistics over images: means with 95 % intervals, paired differences with p-values, corrections for many comparisons."""
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
-from math import isnan, sqrt
+from math import isnan, nan, sqrt
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,21 @@ from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 
 REPLICATES = 2000
-BOOTSTRAP = "bootstrap"  # the method of an interval: expanded percentiles of resampled groups
+MIN_GROUPS: Final = 6  # of five groups no difference has p below 0.05, even if all have one sign: 2^(1 - 5)
+PRECISION: Final = 1e-6  # of float32, with room for sums: smaller relative differences are rounding
+BOOTSTRAP, KORN_GRAUBARD, STUDENT = "bootstrap", "korn-graubard", "student"  # methods of intervals, by name
 HELD = 4_000_000  # numbers at a time
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its bootstrap interval: of `n` values in `groups` groups, beside `undefined` rows without one.
+    """A mean with its 95 % interval: of `n` values in `groups` groups; `undefined` rows have no value.
 
-    `low`, `high`: NaN where fewer than two groups leave nothing to draw. `p`: of a difference, two-sided; None of a mean.
-    `method`: how the interval was made, "bootstrap" unless another function says so. `roles`: where each value belongs to
-    groups of several kinds, how many of each there are; `groups` is then the smallest of these counts.
+    `low`, `high`: NaN with fewer than `MIN_GROUPS` groups, or where nothing varies from which an interval could be estimated.
+    `p`: of a difference, two-sided; None of a mean, and of a difference of too few groups. `witnesses`: the groups that the
+    interval rests on, where these are fewer than `groups`: of an AUROC those of the rarer class. `method`: how the interval
+    was made, "bootstrap" unless another function says so. `roles`: where each value belongs to groups of several kinds, how
+    many of each there are; `groups` is then the smallest of these counts.
     """
 
     mean: float
@@ -35,6 +39,7 @@ class Estimate:
     groups: int
     undefined: int = 0
     p: float | None = None
+    witnesses: int | None = None
     method: str = BOOTSTRAP
     roles: tuple[tuple[str, int], ...] = ()
 
@@ -46,47 +51,130 @@ def estimated(
     values: npt.ArrayLike,
     groups: Sequence[Hashable] | None = None,
     *,
+    bounds: tuple[float, float] | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
     level: float = 0.95,
 ) -> Estimate:
-    """(N,) -> mean and bootstrap interval, of expanded percentiles; NaN are undefined rows, and left out.
+    """Estimate the mean of (N,) values with its interval; NaN are undefined rows, and left out.
 
-    `groups` (N,): patients or scenes, drawn whole: images of one are no independent witnesses. Without them each image is
-    a group of its own. Plain percentiles are too narrow, the more so the fewer groups there are: those taken here lie as
-    much farther out as Student's t for so many groups does (Hesterberg 2015, doi:10.1080/00031305.2015.1089789).
-    UndefinedError where no row has a value.
+    Args:
+        values: (N,) numbers of images.
+        groups: (N,) patients or scenes. Images of one group are not independent. Default: each image is its own group.
+        bounds: The least and the largest possible value, such as (0, 1) for a share. The interval is then that of Korn and
+            Graubard (1998), which has a width where all values are 0 or all are 1. Without bounds it is a bootstrap of groups
+            with expanded percentiles (Hesterberg 2015, doi:10.1080/00031305.2015.1089789).
+        replicates: Bootstrap resamples, without bounds.
+        seed: Seed of the bootstrap.
+        level: Confidence level.
+
+    Returns:
+        The estimate. It has no interval with fewer than `MIN_GROUPS` groups. Without bounds it has none either where all
+        values are equal.
+
+    Raises:
+        UndefinedError: No row has a value.
+        InputError: A value is infinite or out of bounds, or the shapes differ.
+
     """
     expect_count(replicates=replicates)
     if not 0 < level < 1:
         raise InputError(f"level={level}: expected a number between 0 and 1, such as 0.95")
-    known, sums, counts = _by_group(values, groups)
-    low, high = interval_of(_means(sums, counts, replicates, seed), len(sums), level)
-    undefined = len(np.asarray(values)) - int(counts.sum())
-    return Estimate(float(sums.sum() / counts.sum()), low, high, int(counts.sum()), len(known), undefined)
+    sample = _Sample.of(values, groups)
+    low, high = nan, nan
+    if bounds is not None:
+        low, high = sample.bounded_interval(bounds, level)
+    elif not sample.is_constant:
+        low, high = interval_of(_means(sample.sums, sample.counts, replicates, seed), sample.groups, level)
+    method = BOOTSTRAP if bounds is None else KORN_GRAUBARD
+    return Estimate(sample.mean, low, high, len(sample.values), sample.groups, sample.undefined, method=method)
 
 
 def difference(
-    one: npt.ArrayLike,
-    other: npt.ArrayLike,
-    groups: Sequence[Hashable] | None = None,
-    *,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    one: npt.ArrayLike, other: npt.ArrayLike, groups: Sequence[Hashable] | None = None, *, precision: float = 0.0
 ) -> Estimate:
-    """(N,), (N,) of the same images -> the mean of one - other, over images where both have a value.
+    """Estimate the mean of one - other over the images of which both (N,) have a value.
 
-    `p`: twice the smaller share of replicates on one side of zero, as much larger as the interval is wider; it is below
-    1 - level where the interval of `estimated` leaves zero out. UndefinedError where no image has both values.
+    The interval and `p` are of one procedure, so they never contradict each other: Student's t of the variance between groups.
+    `p` is never less than `least_p`.
+
+    Args:
+        one: (N,) values.
+        other: (N,) values of the same images.
+        groups: (N,) patients or scenes; see `estimated`.
+        precision: Smaller differences are rounding and count as 0, as do those of less than 1e-6 of the two values.
+
+    Returns:
+        The estimate, with `p`. With fewer than `MIN_GROUPS` groups it has neither interval nor `p`. Where all differences are
+        equal it has no interval; `p` is then `least_p`, or 1 where they are 0.
+
+    Raises:
+        UndefinedError: No image has both values.
+
     """
     first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if first.shape != second.shape:
         raise InputError(f"values {first.shape} and {second.shape}: expected (N,) of both, of the same images")
+    expect_finite(first)
+    expect_finite(second)
     gaps = first - second
-    made = estimated(gaps, groups, replicates=replicates, seed=seed)
-    _, sums, counts = _by_group(gaps, groups)
-    p = p_of(_means(sums, counts, replicates, seed), len(sums))
-    return Estimate(made.mean, made.low, made.high, made.n, made.groups, made.undefined, p)
+    gaps[np.abs(gaps) <= np.maximum(precision, PRECISION * np.maximum(np.abs(first), np.abs(second)))] = 0.0
+    sample = _Sample.of(gaps, groups)
+    varies = sample.groups >= MIN_GROUPS and not sample.is_constant
+    low, high, p = student(sample.mean, sqrt(sample.variance) if varies else 0.0, sample.groups)
+    return Estimate(sample.mean, low, high, len(sample.values), sample.groups, sample.undefined, p, method=STUDENT)
+
+
+def student(mean: float, error: float, groups: int) -> tuple[float, float, float | None]:
+    """The ends and p of a difference with this standard error, of so many groups.
+
+    NaN for the ends where the error is 0; NaN and None with too few groups.
+    """
+    if groups < MIN_GROUPS:
+        return nan, nan, None
+    if error == 0:
+        return nan, nan, least_p(groups) if mean else 1.0
+    half = _t(groups, 0.025) * error
+    p = 2 * float(_special().stdtr(groups - 1, -abs(mean) / error))
+    return mean - half, mean + half, max(p, least_p(groups))
+
+
+def simultaneous(estimates: Sequence[Estimate], among: int | None = None) -> list[Estimate]:
+    """Bonferroni: differences whose intervals hold together at 95 %, and whose p are corrected alike.
+
+    `among`: how many comparisons there are; default: as many as estimates. An interval leaves 0 out exactly where p is below
+    0.05. There is none where so few groups cannot be that certain; see `least_p`.
+    """
+    count = max(1, len(estimates) if among is None else among)
+    return [_widened(each, count) for each in estimates]
+
+
+def _widened(one: Estimate, count: int) -> Estimate:
+    if one.p is None or count == 1:
+        return one
+    p, groups = min(1.0, count * one.p), one.witnesses or one.groups
+    if count * least_p(groups) >= 0.05:
+        return replace(one, low=nan, high=nan, p=p)
+    half = (one.high - one.low) / 2 * _t(groups, 0.025 / count) / _t(groups, 0.025)
+    return replace(one, low=one.mean - half, high=one.mean + half, p=p)
+
+
+def _t(groups: int, tail: float) -> float:
+    """Student's t that leaves out this tail."""
+    return -float(_special().stdtrit(groups - 1, tail))
+
+
+def least_p(groups: int) -> float:
+    """The smallest p that so many groups can give: that all differences have one sign by chance, 2^(1 - groups)."""
+    return float(min(1.0, 2.0 ** (1 - groups)))
+
+
+def smallest_prevalence(groups: int) -> float:
+    """The share of groups that must show something for one of so many to show it with 95 % certainty: about 3 / groups.
+
+    The rule of three: Hanley and Lippman-Hand 1983, doi:10.1001/jama.1983.03330370053031.
+    """
+    return float(1 - 0.05 ** (1 / groups)) if groups > 0 else 1.0
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -98,11 +186,6 @@ def holm(ps: Sequence[float]) -> list[float]:
         so_far = max(so_far, min(1.0, ps[i] * (len(ps) - rank)))
         adjusted[i] = so_far
     return adjusted
-
-
-def least_p(groups: int, replicates: int = REPLICATES) -> float:
-    """The smallest p that `difference` can give of so many groups, whatever they show: of few it is not small."""
-    return _two_sided(0, groups, replicates)
 
 
 def numbered(groups: Sequence[Hashable] | None, rows: int) -> npt.NDArray[np.int64]:
@@ -128,42 +211,27 @@ def draws(groups: int, replicates: int, seed: int, width: int | None = None) -> 
 
 
 def interval_of(drawn: Floats, groups: int, level: float = 0.95) -> tuple[float, float]:
-    """Of replicates of so many groups: the expanded percentiles of `estimated`; NaN of fewer than two groups."""
-    if groups < 2:
-        return np.nan, np.nan
-    tail = _expanded((1 - level) / 2, groups)
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def p_of(drawn: Floats, groups: int) -> float:
-    """Of replicates of a difference, of so many groups: the two-sided p of `difference`."""
-    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    return _two_sided(int(beyond), groups, len(drawn))
+    """The expanded percentiles of bootstrap replicates of so many groups; NaN where these are too few, or nothing varies."""
+    if groups < MIN_GROUPS:
+        return nan, nan
+    tail = NormalDist().cdf(-reach(groups, level))
+    low, high = (float(end) for end in np.quantile(drawn, [tail, 1 - tail]))
+    return (low, high) if low < high else (nan, nan)
 
 
 def reach(groups: int, level: float = 0.95) -> float:
     """How many standard deviations of the draws of so many groups an interval reaches to either side: Student's t, unbiased."""
-    return float(-_special().stdtrit(groups - 1, (1 - level) / 2)) * sqrt(groups / (groups - 1))
+    return _t(groups, (1 - level) / 2) * sqrt(groups / (groups - 1))
 
 
-def _two_sided(beyond: int, groups: int, replicates: int) -> float:
-    """Of how many replicates lie beyond zero."""
-    if groups < 2:
-        return 1.0
-    return min(1.0, 2 * _narrowed(min(0.5, (beyond + 1) / (replicates + 1)), groups))
-
-
-def _expanded(tail: float, groups: int) -> float:
-    """The share of replicates to leave out at either end, for what a normal curve would leave out to be `tail`."""
-    if groups < 2:
-        return tail
-    return NormalDist().cdf(-reach(groups, 1 - 2 * tail))
-
-
-def _narrowed(share: float, groups: int) -> float:
-    """The tail whose expansion is this share of replicates."""
-    return float(_special().stdtr(groups - 1, NormalDist().inv_cdf(share) / sqrt(groups / (groups - 1))))
+def p_of(interval: Callable[[float], tuple[float, float]]) -> float:
+    """The two-sided p of a difference whose interval at any level is given: 1 - the highest level that leaves 0 out."""
+    least, most = -16.0, 0.0  # log10(p)
+    for _ in range(40):
+        middle = (least + most) / 2
+        low, high = interval(1 - 10**middle)
+        least, most = (least, middle) if low > 0 or high < 0 else (middle, most)
+    return float(10**most)
 
 
 def _special() -> Any:
@@ -173,24 +241,98 @@ def _special() -> Any:
         raise MissingExtraError("scipy", "metrics") from error
 
 
-def _by_group(
-    values: npt.ArrayLike, groups: Sequence[Hashable] | None
-) -> tuple[list[Hashable], Floats, npt.NDArray[np.int64]]:
-    """The groups with a value, and of each its sum and its count of values."""
-    given = np.asarray(values, np.float64)
-    if given.ndim != 1 or (groups is not None and len(groups) != len(given)):
-        raise InputError(
-            f"values {given.shape} and {'no' if groups is None else len(groups)} groups; expected (N,) of both"
+@dataclass(frozen=True)
+class _Sample:
+    """Values (n,) that are defined, the `place` (n,) of each one's group, and of each group its sum and count."""
+
+    values: Floats
+    place: npt.NDArray[np.int64]
+    sums: Floats
+    counts: npt.NDArray[np.int64]
+    undefined: int
+
+    @classmethod
+    def of(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_Sample":
+        """Of (N,) values in (N,) groups."""
+        given = np.asarray(values, np.float64)
+        if given.ndim != 1 or (groups is not None and len(groups) != len(given)):
+            raise InputError(
+                f"values {given.shape} and {'no' if groups is None else len(groups)} groups; expected (N,) of both"
+            )
+        there = np.flatnonzero(~np.isnan(given))
+        if not len(there):
+            raise UndefinedError("no row has a value")
+        expect_finite(given)
+        names: list[Hashable] = [int(i) for i in there] if groups is None else _named(groups, there)
+        place = numbered(names, len(names))
+        sums = np.asarray(np.bincount(place, weights=given[there]), np.float64)
+        return cls(given[there], place, sums, np.asarray(np.bincount(place), np.int64), len(given) - len(there))
+
+    @property
+    def groups(self) -> int:
+        return len(self.sums)
+
+    @property
+    def mean(self) -> float:
+        return float(self.sums.sum() / self.counts.sum())
+
+    @property
+    def variance(self) -> float:
+        """Of the mean, by what groups differ."""
+        return (
+            float(((self.sums - self.counts * self.mean) ** 2).sum())
+            / len(self.values) ** 2
+            * self.groups
+            / (self.groups - 1)
         )
-    there = np.flatnonzero(~np.isnan(given))
-    if not len(there):
-        raise UndefinedError("no row has a value")
-    if np.isinf(given).any():
-        raise InputError(f"value {int(np.flatnonzero(np.isinf(given))[0])} is infinite: expected numbers, NaN for none")
-    names: list[Hashable] = [int(i) for i in there] if groups is None else _named(groups, there)
-    places = numbered(names, len(names))
-    sums = np.asarray(np.bincount(places, weights=given[there]), np.float64)
-    return list(dict.fromkeys(names)), sums, np.asarray(np.bincount(places), np.int64)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all values are equal, but for rounding."""
+        return float(np.ptp(self.values)) <= PRECISION * float(np.abs(self.values).max())
+
+    def bounded_interval(self, bounds: tuple[float, float], level: float) -> tuple[float, float]:
+        """Clopper and Pearson's interval of an effective sample size: Korn and Graubard 1998, Survey Methodology 24, 193.
+
+        Of values that are `bounds` (0 or 1) and groups of one image each it is Clopper and Pearson's own. The effective size
+        is that at which independent shares would vary as the mean does, corrected for how few groups say so. Where nothing
+        varies it is the number of groups: images of one group are then taken for one.
+        """
+        low, high = bounds
+        if self.values.min() < low - PRECISION * (high - low) or self.values.max() > high + PRECISION * (high - low):
+            raise InputError(
+                f"values {self.values.min():g}..{self.values.max():g}: expected {low:g}..{high:g}, the bounds"
+            )
+        if self.groups < MIN_GROUPS:
+            return nan, nan
+        share = min(1.0, max(0.0, (self.mean - low) / (high - low)))
+        ends = clopper_pearson(share, self._effective_size(share, high - low, bounds, level), level)
+        return low + (high - low) * ends[0], low + (high - low) * ends[1]
+
+    def _effective_size(self, share: float, wide: float, bounds: tuple[float, float], level: float) -> float:
+        if float(np.ptp(self.values)) <= PRECISION * wide:
+            return float(self.groups)
+        if self.groups == len(self.values) and np.isin(self.values, bounds).all():
+            return float(self.groups)
+        by_image = float(self.values.var()) / (len(self.values) - 1)
+        normal = NormalDist().inv_cdf((1 + level) / 2)
+        few = normal / _t(self.groups, (1 - level) / 2)
+        return share * (1 - share) / (max(self.variance, by_image) / wide**2) * few**2
+
+
+def expect_finite(values: Floats) -> None:
+    """InputError for an infinite value; NaN may stay."""
+    if np.isinf(values).any():
+        place = int(np.flatnonzero(np.isinf(values))[0])
+        raise InputError(f"value {place} is infinite: expected numbers, NaN for none")
+
+
+def clopper_pearson(share: float, size: float, level: float = 0.95) -> tuple[float, float]:
+    """The interval of a share of `size` independent answers, which need not be a whole number; Clopper and Pearson 1934."""
+    tail, hits, misses = (1 - level) / 2, share * size, (1 - share) * size
+    low = float(_special().betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
+    high = float(_special().betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
+    return low, high
 
 
 def _named(groups: Sequence[Hashable], there: npt.NDArray[np.int64]) -> list[Hashable]:

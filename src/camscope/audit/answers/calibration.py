@@ -73,7 +73,7 @@ def calibration(
     odds = _log_odds(given) if log_odds is None else np.asarray(log_odds, np.float64)
     _expect(known, given, odds)
     names = list(groups) if groups is not None else list(range(len(given)))
-    brier = estimated((given - known) ** 2, names, replicates=replicates, seed=seed)
+    brier = estimated((given - known) ** 2, names, bounds=(0.0, 1.0))
     there = ~np.isnan(given)
     y, p, z = known[there], given[there], odds[there]
     group = numbered([name for name, one in zip(names, there, strict=True) if one], len(y))

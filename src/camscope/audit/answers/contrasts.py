@@ -1,7 +1,7 @@
 """Contrasts: does a number differ between sites, sexes or scanners, does it not, or is that open?"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import copysign, sqrt
 from typing import Literal
 
@@ -9,15 +9,26 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.answers.levels import levels_of
-from camscope.audit.answers.performance import area_estimate
+from camscope.audit.answers.performance import area_estimate, area_interval
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_roc
 from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask
-from camscope.metrics.statistics import BOOTSTRAP, REPLICATES, Estimate, draws, holm, interval_of, numbered, p_of
+from camscope.metrics.statistics import (
+    PRECISION,
+    REPLICATES,
+    STUDENT,
+    Estimate,
+    draws,
+    interval_of,
+    numbered,
+    p_of,
+    reach,
+)
 
 Word = Literal["different", "equivalent", "undecided"]
+Ends = Callable[[float], tuple[float, float]]  # at a level
 LEVEL = 0.05
 SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 
@@ -26,10 +37,10 @@ SQUARE_AND_ADD = "square-and-add"  # the method of an interval: that of `_moved`
 class Contrast:
     """A level of a column against another, or against all others (`against` is None).
 
-    `own`, `other`: the number of either. `difference`: own - other; the `p` in it is of this contrast alone, `p` is Holm's
-    over the levels. `word`: "equivalent" where the interval lies within ± the margin; else "different" where it leaves zero
-    out and `p` is at most 5 %; else "undecided". A `reason` says why nothing, or less, could be said; where a side is too
-    small all the others are None.
+    `own`, `other`: the number of either. `difference`: own - other; its interval and `p` are corrected for how many levels are
+    compared (Bonferroni), and are of one procedure. `word`: "equivalent" where the interval lies within ± the margin; else
+    "different" where it leaves zero out; else "undecided". A `reason` says why nothing, or less, could be said; where a side
+    is too small all the others are None.
     """
 
     level: Hashable
@@ -37,23 +48,26 @@ class Contrast:
     own: Estimate | None = None
     other: Estimate | None = None
     difference: Estimate | None = None
-    p: float | None = None
     word: Word | None = None
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The number of one side, in draws of the patients of both; of its own `patients`, by number, `witnesses` vouch for it."""
+    """The number of one side, in draws of the patients of both; of its own `patients`, by number, `witnesses` vouch for it.
+
+    `at`: its interval at a level.
+    """
 
     estimate: Estimate
+    at: Ends
     drawn: Floats
     patients: npt.NDArray[np.int64]
     witnesses: int
     constant: bool = False
 
 
-Interval = tuple[Callable[[Side, Side], tuple[float, float]], str]  # the ends of a difference, and the method
+Interval = tuple[Callable[[Side, Side, float], tuple[float, float]], str]  # the ends of a difference, and the method
 
 
 def contrast(
@@ -80,7 +94,7 @@ def contrast(
     def side(rows: Mask) -> Side:
         return _mean(given, rows & known, group, least, replicates, seed)
 
-    return _contrasts(side, (_percentiles, BOOTSTRAP), _levels(subgroup, known), margin)
+    return _contrasts(side, (_student, STUDENT), _levels(subgroup, known), margin)
 
 
 def contrast_aurocs(
@@ -125,37 +139,51 @@ def _contrasts(
     names = list(levels)
     pairs = [(names[0], names[1])] if len(names) == 2 else [(name, None) for name in names]
     every = np.logical_or.reduce(list(levels.values()))
-    made = [_contrast(name, against, side, interval, levels[name], every, margin) for name, against in pairs]
-    tested = [one for one in made if one.difference is not None]
-    corrected = dict(zip(map(id, tested), holm([_p(one) for one in tested]), strict=True))
-    return tuple(_judged(one, corrected[id(one)], margin) if id(one) in corrected else one for one in made)
+    sides = [_both(side, (name, levels[name]), (against, every & ~levels[name])) for name, against in pairs]
+    count = sum(not isinstance(one, str) for one in sides)
+    return tuple(
+        Contrast(*pair, reason=both) if isinstance(both, str) else _contrast(*pair, *both, interval, count, margin)
+        for pair, both in zip(pairs, sides, strict=True)
+    )
+
+
+def _both(side: Callable[[Mask], Side], *sides: tuple[Hashable, Mask]) -> tuple[Side, Side] | str:
+    """The two sides, or why one of them has no number."""
+    made = []
+    for name, rows in sides:
+        try:
+            made.append(side(rows))
+        except UndefinedError as error:
+            return f"{'all others' if name is None else name}: {error}"
+    return made[0], made[1]
 
 
 def _contrast(
     level: Hashable,
     against: Hashable,
-    side: Callable[[Mask], Side],
+    own: Side,
+    other: Side,
     interval: Interval,
-    rows: Mask,
-    every: Mask,
+    count: int,
     margin: float,
 ) -> Contrast:
-    sides = []
-    for words, some in ((level, rows), ("all others" if against is None else against, every & ~rows)):
-        try:
-            sides.append(side(some))
-        except UndefinedError as error:
-            return Contrast(level, against, reason=f"{words}: {error}")
-    own, other = sides
-    ends, method = interval
-    gaps, n = _gaps(own, other), min(own.witnesses, other.witnesses)
+    """`count`: how many contrasts there are, for which each is corrected."""
     one, two, patients = own.estimate, other.estimate, len(np.union1d(own.patients, other.patients))
-    difference = Estimate(
-        one.mean - two.mean, *ends(own, other), one.n + two.n, patients, p=p_of(gaps, n), method=method
-    )
+    ends, method = interval
     flat = [str(words) for words, made in ((level, own), (against or "all others", other)) if made.constant]
     reason = f"all values of {' and of '.join(flat)} are equal" if flat else ""
-    return Contrast(level, against, one, two, difference, word="undecided" if len(flat) == 2 else None, reason=reason)
+    low, high, p = np.nan, np.nan, None
+    if len(flat) < 2:
+        low, high = ends(own, other, 1 - LEVEL / count)
+        p = min(1.0, count * p_of(lambda certainty: ends(own, other, certainty)))
+    difference = Estimate(one.mean - two.mean, low, high, one.n + two.n, patients, p=p, method=method)
+    return Contrast(level, against, one, two, difference, _word(low, high, margin), reason)
+
+
+def _word(low: float, high: float, margin: float) -> Word:
+    if -margin < low and high < margin:
+        return "equivalent"
+    return "different" if low > 0 or high < 0 else "undecided"
 
 
 def _gaps(own: Side, other: Side) -> Floats:
@@ -169,22 +197,6 @@ def _gaps(own: Side, other: Side) -> Floats:
     return np.asarray(gaps[~np.isnan(gaps)])
 
 
-def _p(one: Contrast) -> float:
-    return 1.0 if one.difference is None or one.difference.p is None else one.difference.p
-
-
-def _judged(one: Contrast, p: float, margin: float) -> Contrast:
-    if one.difference is None or one.word is not None:
-        return replace(one, p=p)
-    low, high = one.difference.low, one.difference.high
-    word: Word = "undecided"
-    if -margin < low and high < margin:
-        word = "equivalent"
-    elif (low > 0 or high < 0) and p <= LEVEL:
-        word = "different"
-    return replace(one, p=p, word=word)
-
-
 def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, replicates: int, seed: int) -> Side:
     count, own = int(group.max()) + 1, np.unique(group[rows])
     patients = len(own)
@@ -192,9 +204,14 @@ def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, r
     sums = np.bincount(group[rows], weights=given[rows], minlength=count)
     sizes = np.bincount(group[rows], minlength=count)
     drawn = np.concatenate([_ratio(sums[part].sum(1), sizes[part].sum(1)) for part in draws(count, replicates, seed)])
-    low, high = interval_of(kept(drawn, f"{patients} groups"), patients)
-    made = Estimate(float(given[rows].mean()), low, high, int(rows.sum()), patients)
-    return Side(made, drawn, own, patients, constant=float(np.ptp(given[rows])) == 0)
+    known = kept(drawn, f"{patients} groups")
+
+    def at(level: float) -> tuple[float, float]:
+        return interval_of(known, patients, level)
+
+    made = Estimate(float(given[rows].mean()), *at(1 - LEVEL), int(rows.sum()), patients)
+    constant = float(np.ptp(given[rows])) <= PRECISION * float(np.abs(given[rows]).max())
+    return Side(made, at, drawn, own, patients, constant=constant)
 
 
 def _ratio(sums: Floats, sizes: npt.NDArray[np.int64]) -> Floats:
@@ -207,7 +224,12 @@ def _area(ranking: Ranking, least: int, replicates: int, seed: int) -> Side:
     if witnesses < (least + 1) // 2:
         raise UndefinedError(f"{ranking.words()}, {witnesses} of one class: expected {(least + 1) // 2} of each")
     drawn = redrawn(ranking, under_roc, replicates, seed)
-    return Side(area_estimate(ranking, drawn), drawn, np.unique(ranking.group), witnesses)
+    point, known = ranking.point(under_roc), kept(drawn, ranking.words())
+
+    def at(level: float) -> tuple[float, float]:
+        return area_interval(point, known, *ranking.witnesses, level=level)
+
+    return Side(area_estimate(ranking, drawn), at, drawn, np.unique(ranking.group), witnesses)
 
 
 def _expect_patients(patients: int, least: int) -> None:
@@ -215,22 +237,25 @@ def _expect_patients(patients: int, least: int) -> None:
         raise UndefinedError(f"{patients} groups; expected {least}, so few patients say nothing of others")
 
 
-def _percentiles(own: Side, other: Side) -> tuple[float, float]:
-    return interval_of(_gaps(own, other), min(own.witnesses, other.witnesses))
+def _student(own: Side, other: Side, level: float) -> tuple[float, float]:
+    """Student's t of the variance of the draws."""
+    gap = own.estimate.mean - other.estimate.mean
+    half = reach(min(own.witnesses, other.witnesses), level) * float(_gaps(own, other).std())
+    return gap - half, gap + half
 
 
-def _moved(own: Side, other: Side) -> tuple[float, float]:
+def _moved(own: Side, other: Side, level: float) -> tuple[float, float]:
     """Square-and-add: each side's own interval, which is no point where all pairs are in order, and how both move together.
 
     Zou 2007, doi:10.1037/1082-989X.12.4.399.
     """
-    one, two = own.estimate, other.estimate
+    one, two, (low, high), (least, most) = own.estimate, other.estimate, own.at(level), other.at(level)
     both = ~np.isnan(own.drawn + other.drawn)
     r = _correlation(own.drawn[both], other.drawn[both])
-    ends = ((one.mean - one.low, two.high - two.mean, -1.0), (one.high - one.mean, two.mean - two.low, 1.0))
+    ends = ((one.mean - low, most - two.mean, -1.0), (high - one.mean, two.mean - least, 1.0))
     gap = one.mean - two.mean
-    low, high = (gap + copysign(sqrt(max(0.0, a * a + b * b - 2 * r * a * b)), sign) for a, b, sign in ends)
-    return low, high
+    first, last = (gap + copysign(sqrt(max(0.0, a * a + b * b - 2 * r * a * b)), sign) for a, b, sign in ends)
+    return first, last
 
 
 def _correlation(one: Floats, two: Floats) -> float:

@@ -60,7 +60,9 @@ def area_estimate(ranking: Ranking, drawn: Floats) -> Estimate:
     return replace(_estimate(ranking, point, *area_interval(point, known, *ranking.witnesses)), method=NEWCOMBE)
 
 
-def area_interval(point: float, drawn: Floats, positives: int, negatives: int) -> tuple[float, float]:
+def area_interval(
+    point: float, drawn: Floats, positives: int, negatives: int, level: float = 0.95
+) -> tuple[float, float]:
     """An AUROC A, its draws and the patients of either class -> the two limits a where |A - a| = t √(D V(a)).
 
     V: Hanley and McNeil's variance of so many patients, at the limit and not at A (method 5 of Newcombe 2006,
@@ -73,7 +75,7 @@ def area_interval(point: float, drawn: Floats, positives: int, negatives: int) -
         return np.nan, np.nan
     variance, expected = float(np.var(drawn)), _variance(point, positives, negatives)
     wider = variance / expected if variance and expected else 1.0
-    far = reach(fewest) * sqrt(wider)
+    far = reach(fewest, level) * sqrt(wider)
 
     def inside(limit: float) -> bool:
         return abs(point - limit) <= far * sqrt(_variance(limit, positives, negatives))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from camscope.audit.answers.contrasts import Contrast, contrast, contrast_aurocs
-from camscope.audit.numbers import number, rounded
+from camscope.audit.numbers import number
 from camscope.audit.schema import Level
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import UndefinedError
@@ -59,7 +59,7 @@ def _of(column: str, one: Contrast, about: Mapping[str, Any]) -> Level:
         value=number(
             one.own, one.other.mean if one.other else None, "the others" if one.against is None else str(one.against)
         ),
-        difference=difference.model_copy(update={"p": rounded(one.p)}),
+        difference=difference,
         word=one.word,
         **about,
     )

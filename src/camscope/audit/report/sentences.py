@@ -167,6 +167,14 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
             ),
             "Hesterberg 2015, doi:10.1080/00031305.2015.1089789",
         ),
+        "korn-graubard": (
+            ("Korn and Graubard's interval of a share, from the number of patients and how much they differ",),
+            "Korn and Graubard 1998, Survey Methodology 24, 193",
+        ),
+        "student": (
+            ("Student's t of the variance between patients",),
+            "Student 1908, doi:10.1093/biomet/6.1.1",
+        ),
         "newcombe": (
             (
                 "Newcombe's interval of an area under the ROC curve, from the number of patients of either class, widened by "

@@ -78,6 +78,7 @@ MARGINS: Mapping[str, str] = {
     "mass": "A difference of a map's share between subgroups that would matter",
     "robust": "The rank correlation of maps under changes that do not matter",
     "leak": "The AUROC of a probe below which a column cannot be read off the features to any extent that matters",
+    "prevalence": "The smallest share of patients whose reliance on a region has to be found before it is called absent",
 }
 
 

@@ -20,6 +20,7 @@ from camscope.metrics.statistics import estimated
 
 Floats = npt.NDArray[np.float64]
 OTHERS = 8  # maps of other patients, that a map is shuffled with
+SHARE = (0.0, 1.0)
 TOP = 0.10  # of the pixels, whose share in the region is the confounder sensitivity of Sun et al. 2023
 
 
@@ -69,10 +70,15 @@ def _mass(
         region=name,
         method=method,
         finding=finding.name,
-        share=_number(own, groups, _mean(null), "maps of other patients", subject),
+        share=_number(own, groups, _mean(null), "maps of other patients", subject, SHARE),
         enrichment=_number(own / area, groups, _mean(null / area), "maps of other patients", subject),
         confounder_sensitivity=_number(
-            np.array([sensitivity(heats[one.row], one.regions[name]) for one in there]), groups, TOP, "chance", subject
+            np.array([sensitivity(heats[one.row], one.regions[name]) for one in there]),
+            groups,
+            TOP,
+            "chance",
+            subject,
+            SHARE,
         ),
         resolved=resolved,
         diameter=rounded(diameter) or 0.0,
@@ -126,13 +132,20 @@ def _mean(values: Floats) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def _number(values: Floats, groups: Sequence[Any], baseline: float, name: str, subject: Subject) -> Number:
+def _number(
+    values: Floats,
+    groups: Sequence[Any],
+    baseline: float,
+    name: str,
+    subject: Subject,
+    bounds: tuple[float, float] | None = None,
+) -> Number:
     try:
         if not values.size:
             raise UndefinedError("no image has it")
         if np.isnan(values).all():
             raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
-        found = estimated(values, groups, **subject.how)
+        found = estimated(values, groups, bounds=bounds, **subject.how)
         return number(found, baseline, name)
     except UndefinedError as error:
         return number(None, baseline, name, str(error))

@@ -30,7 +30,11 @@ def _held(subject: Subject) -> Iterator[Held]:
         rows = subject.sampled(subject.config.sizes.robustness, SALT, finding, only=True)
         patients = [subject.patients[row] for row in rows]
         for name, (shares, why) in _shares(subject, finding, rows).items() if rows else ():
-            share = number(None, reason=why) if why else number(estimated(shares, patients, **subject.how))
+            share = (
+                number(None, reason=why)
+                if why
+                else number(estimated(shares, patients, bounds=(0.0, 1.0), **subject.how))
+            )
             yield Held(metric=name, finding=finding.name, share=share)
 
 

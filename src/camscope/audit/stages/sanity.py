@@ -98,7 +98,7 @@ def _end(found: Found, name: str, patients: Sequence[Hashable], how: dict[str, i
     """How alike the maps are when all training is lost: a patient's images are drawn together, with those of every seed."""
     last = found.values[name][:, -1]
     try:
-        made = estimated(last.ravel(), [*patients] * len(last), **how)
+        made = estimated(last.ravel(), [*patients] * len(last), bounds=(-1.0, 1.0), **how)
     except UndefinedError:
         return number(None, reason="no map has a number: there is nothing to compare")
     known = int((~np.isnan(last)).any(0).sum())

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from camscope.audit.schema import Level, Summary, Verdict
+from camscope.audit.shortcuts.interventions import too_few_for_absence
 from camscope.audit.verdicts.judged import ABOVE, WIDE, Told, beyond, made
 
 EQUAL = (
@@ -32,8 +33,20 @@ def together(levels: Iterable[Level]) -> dict[tuple[str, str, str], list[Level]]
     return found
 
 
-def equal(question: str, claim: str, finding: str, own: Sequence[Level], section: str, column: str) -> Verdict:
-    """Whether no level differs from the others by more than the margin."""
+def equal(
+    question: str,
+    claim: str,
+    finding: str,
+    own: Sequence[Level],
+    section: str,
+    column: str,
+    prevalence: float | None = None,
+) -> Verdict:
+    """Whether no level differs from the others by more than the margin.
+
+    `prevalence`: of effects that may be rare and large, the share of patients whose effect has to be met in every level before
+    levels are called equal.
+    """
     testable = [one for one in own if one.difference.value is not None]
     apart = [one for one in testable if one.word == "different" and _is_beyond(one)]
     worst = max(apart or testable, key=lambda one: abs(one.difference.value or 0.0), default=own[0])
@@ -41,12 +54,18 @@ def equal(question: str, claim: str, finding: str, own: Sequence[Level], section
     if apart:
         found = "not supported", f"{worst.level} differs from the others by more than the margin"
     elif {one.word for one in own} == {"equivalent"}:
-        found = "supported", ""
+        few = too_few_for_absence(min(map(_patients, own)), prevalence) if prevalence else ""
+        found = ("not testable", few) if few else ("supported", "")
     else:
         found = "not testable", "; ".join(dict.fromkeys(_why_open(own)))
     return made(
         question, claim, finding, found, worst.difference, section, EQUAL, good=True, margin=worst.margin, subject=column
     )  # fmt: skip
+
+
+def _patients(one: Level) -> int:
+    """Of the smaller side."""
+    return min(one.value.groups, max(0, one.difference.groups - one.value.groups))
 
 
 def _is_beyond(one: Level) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from camscope.audit.numbers import rounded
 from camscope.audit.schema import Mass, Number, Summary, Verdict
 from camscope.audit.shortcuts.interventions import deciding, evidence, reliance
+from camscope.audit.shortcuts.interventions.judging import PREVALENCE
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 from camscope.audit.verdicts.answering import equal, together
 from camscope.audit.verdicts.judged import ABOVE, EVERY_FILL, NOTHING, WIDE, Told, beyond, made, out_of_reach, under_all
@@ -12,7 +13,8 @@ from camscope.audit.verdicts.judged import ABOVE, EVERY_FILL, NOTHING, WIDE, Tol
 RELIES = (
     "supported where inserting the region from an image with the finding, less the same from one without, or removing a marker "
     "under every fill, moves the log odds by more than the margin, in their standard deviations; not supported where neither "
-    "does; what is filled where every image has something is no image of the kind the model knows, and decides nothing"
+    "does, in so many patients that a reliance of the declared share of them would have been met (rule of three); what is filled "
+    "where every image has something is no image of the kind the model knows, and decides nothing"
 )
 SPEAKS = f"{RELIES}; the finding's own pixels have to move them up: where they move them down, it is not supported"
 TURNED = "the better of AUROC and 1 - AUROC, for an inverted answer is an answer, too: "
@@ -39,7 +41,9 @@ def relying(summary: Summary) -> Iterator[Verdict]:
             yield _reliance(summary, finding, region, claim, "shortcut", good=False)
     for (finding, region, column), own in together(summary.shortcut.levels).items():
         claim = f"What {_named(region)} adds to the answer for {finding} is the same whatever the {column}."
-        yield equal("shortcut by subgroup", claim, finding, own, "shortcut", f"{column}, effect of {region}")
+        prevalence = summary.margins.get("prevalence", PREVALENCE)
+        subject = f"{column}, effect of {region}"
+        yield equal("shortcut by subgroup", claim, finding, own, "shortcut", subject, prevalence)
 
 
 def _regions(summary: Summary) -> list[str]:
@@ -68,7 +72,8 @@ def _reliance(summary: Summary, finding: str, region: str, claim: str, question:
     else:
         marker = region in summary.shortcut.markers.get(finding, ())
         judge, ways = evidence if region == FINDING else reliance, (insert, remove if marker else [])
-        found = judge(*ways, margin, set_aside=[] if marker else remove)
+        prevalence = summary.margins.get("prevalence", PREVALENCE)
+        found = judge(*ways, margin, prevalence, set_aside=[] if marker else remove)
         shown = deciding(*ways, margin) or deciding([], remove, margin)
         effect = NOTHING if shown is None else shown.effect
     rule = SPEAKS if region == FINDING else RELIES

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from camscope.cards import digest
@@ -59,7 +60,8 @@ def _evidence(one: Standing) -> list[str]:
     found = [f"images = {one.images}", f"seconds = {one.price:.4f}"]
     for name in one.values:
         if (estimate := one.estimate(name)) is not None:
-            found.append(f"{name} = [{estimate.mean:.4f}, {estimate.low:.4f}, {estimate.high:.4f}]")
+            numbers = [one for one in (estimate.mean, estimate.low, estimate.high) if isfinite(one)]
+            found.append(f"{name} = [{', '.join(f'{one:.4f}' for one in numbers)}]")
     return [*found, f"out = {_word(one.out)}"] if one.out else found
 
 

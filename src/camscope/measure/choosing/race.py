@@ -1,7 +1,8 @@
 """Race: who drops out, and when more images would change nothing any more.
 
 At the end those are out whose quality is worse than the leader's beyond chance: paired by image, or by the mean of a group of
-images (a patient), of eight at least, Student's t. Who leads is told by the same values, and so is one of all pairs that are
+images (a patient), of eight at least, Student's t, and no surer than so many images can be (`least_p`). Who leads is told by
+the same values, and so is one of all pairs that are
 left: step by step (Holm) there are as many comparisons as pairs. Before it a candidate drops out as soon as that end can be
 foreseen: a gap so far is luck in part, and the more the less those who are as good or better differ beyond chance (empirical
 Bayes: Efron and Morris 1973, doi:10.1080/01621459.1973.10481350); what is left of it goes on, with Student's tails for what the
@@ -19,6 +20,7 @@ import numpy as np
 
 from camscope.errors import MissingExtraError
 from camscope.measure.choosing.standing import Floats, Reference, Standing, quality
+from camscope.metrics.statistics import least_p
 
 LEVEL = 0.05
 SURE, UNLIKELY = (
@@ -80,7 +82,7 @@ def losing(leader: Standing, rest: Sequence[Standing], known: Reference, images:
     for place, i in enumerate(np.argsort(-behind, kind="stable")):
         level = 1 - LEVEL / 2 / comb(1 + len(rest) - place, 2)
         if not to_come:  # Holm: after the first that stays all stay
-            still = still and bool(behind[i] > _special().stdtrit(seen - 1, level))
+            still = still and bool(behind[i] > _special().stdtrit(seen - 1, level)) and least_p(seen) < 2 * (1 - level)
             found[i] = float(still)
         else:
             expected = behind[i] * (seen + to_come * real[i]) / images

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
 from camscope.explainers.inputs import Item
+from camscope.metrics import METRICS
 from camscope.metrics.statistics import Estimate, estimated
 from camscope.targets import Question
 
@@ -59,7 +60,8 @@ class Standing:
         """The mean of a criterion over the images that it saw."""
         try:
             values = self.values[criterion]
-            return estimated(values, None if self.groups is None else self.groups[: len(values)])
+            groups = None if self.groups is None else self.groups[: len(values)]
+            return estimated(values, groups, bounds=METRICS[criterion].bounds)
         except UndefinedError:
             return None
 
@@ -78,12 +80,14 @@ def reference(standings: Sequence[Standing]) -> Reference:
 def quality(racing: Sequence[Standing], known: Reference) -> Floats:
     """[candidate, image]: the share of the reference's values that its own exceeds (equal ones count half), 0..1.
 
-    The mean over criteria; 0 where it has no number and another candidate has one. It does not depend on who else is left.
+    Values that differ by no more than the criterion's precision are equal. The mean over criteria; 0 where it has no number
+    and another candidate has one. It does not depend on who else is left.
     """
     shares = []
     for name, values in known.items():
         own = np.array([one.values[name] for one in racing], np.float64)
-        below = np.searchsorted(values, own, "left") + np.searchsorted(values, own, "right")
+        rounding = METRICS[name].precision
+        below = np.searchsorted(values, own - rounding, "left") + np.searchsorted(values, own + rounding, "right")
         found = np.where(np.isnan(own), 0.0, below / (2 * max(1, len(values))))
         found[:, np.isnan(own).all(0)] = np.nan
         shares.append(found)

@@ -5,7 +5,7 @@ The answers are `log_odds`, the images are made by `changes`, `effects` measures
 
 from camscope.audit.shortcuts.interventions.changes import Exchange, exchanged, inserted, kept, removed
 from camscope.audit.shortcuts.interventions.effects import Effect, insertion, removal, spread, untested
-from camscope.audit.shortcuts.interventions.judging import deciding, evidence, reliance
+from camscope.audit.shortcuts.interventions.judging import deciding, evidence, reliance, too_few_for_absence
 from camscope.audit.shortcuts.interventions.log_odds import LogOdds, asked
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "removal",
     "removed",
     "spread",
+    "too_few_for_absence",
     "untested",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, isnan
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.multiway import multiway
-from camscope.metrics.statistics import REPLICATES, Estimate, estimated
+from camscope.metrics.statistics import MIN_GROUPS, REPLICATES, Estimate, estimated
 
 Groups = Sequence[Hashable] | None
 
@@ -49,7 +49,8 @@ class Effect:
         """As `reliance` takes it."""
         if self.estimate is None:
             return Span(None, None, None, 0, self.undefined or "")
-        return Span(self.estimate.mean, self.estimate.low, self.estimate.high, self.estimate.groups, self.few)
+        low, high = (None if isnan(end) else end for end in (self.estimate.low, self.estimate.high))
+        return Span(self.estimate.mean, low, high, self.estimate.groups, self.few)
 
     def __str__(self) -> str:
         return f"{self.name}{f' ({self.fill})' if self.fill else ''}: {self.undefined or self.estimate}"
@@ -146,6 +147,8 @@ def _effect(
     if not np.isfinite(effects).all():
         return untested(name, fill, "an answer is not finite", spread)
     made = estimate(effects / spread)
-    if not (isfinite(made.low) and isfinite(made.high)):
-        return Effect(name, fill, None, spread, made.n, "one patient only: there is no interval")
+    if made.groups >= MIN_GROUPS and isnan(
+        made.low
+    ):  # the same for all: how many patients that says of, `reliance` asks
+        made = replace(made, low=made.mean, high=made.mean)
     return Effect(name, fill, made, spread, made.n)

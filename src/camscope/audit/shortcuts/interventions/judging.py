@@ -1,14 +1,17 @@
 """Whether what a region says is reliance on it: the rule, and which effect it went by."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil, log, log1p
 from typing import Final, Literal, Protocol, TypeVar
 
 from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError
+from camscope.metrics.statistics import smallest_prevalence
 
 Word = Literal["supported", "not supported", "not testable"]
 
 MARGIN: Final = 0.1  # SD of log odds
+PREVALENCE: Final = 0.05  # of patients: a reliance of fewer of them need not be found
 FILLS: Final = 2  # that a removal is seen under: one fill's effect may be its own
 
 
@@ -52,18 +55,28 @@ S = TypeVar("S", bound=Shown)
 
 
 def reliance(
-    insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN, *, set_aside: Sequence[Shown] = ()
+    insert: Sequence[Shown],
+    remove: Sequence[Shown],
+    margin: float = MARGIN,
+    prevalence: float = PREVALENCE,
+    *,
+    set_aside: Sequence[Shown] = (),
 ) -> tuple[Word, str]:
     """Whether the model relies on a region, and why that is said, without numbers: the effects have them.
 
     "supported": every insertion, or every removal under two fills at least, has its interval beyond the margin on one
     side: for the finding (above) or against it (below). One direction is enough: a marker may speak only where it is
-    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins.
-    "not testable": anything else: no effect of ten patients or more, fills that disagree, intervals across a margin.
+    added, or only where it meets something else. "not supported": every interval that there is lies inside the margins, and
+    the insertion or the removal was tried in so many patients that a reliance of a share `prevalence` of them would have been
+    met with 95 % certainty. An interval cannot show what is rare and large: where 5 % of patients have an effect of 3 SD, 6
+    of 10 samples of ten patients hold none of them. "not testable": anything else: no effect of ten patients or more, fills
+    that disagree, intervals across a margin, too few patients for an absence.
 
     `set_aside`: removals that were measured and do not count, for every image has the region; the reason says so.
     """
-    ways, absent = _ways(insert, remove), _absent(insert, remove, set_aside)
+    if not 0 < prevalence < 1:
+        raise InputError(f"prevalence={prevalence}: expected a share of patients, between 0 and 1")
+    ways, absent = _ways(insert, remove), _not_counted(insert, remove, set_aside)
     if speaking := _speaking(ways, margin):
         way, side = next(iter(speaking.items()))
         return "supported", f"{way} speaks {side} the finding; {_other(ways, way, margin, absent)}"
@@ -72,13 +85,41 @@ def reliance(
         aside = f"; {absent['removal']}" if _measured(set_aside) else ""
         return "not testable", f"{_why_nothing(insert, remove)}{aside}"
     if all(_inside(e, margin) for e in known):
-        lacking = "".join(f"; {absent[way]}" for way, effects in ways.items() if not effects)
-        return "not supported", f"every effect that counts lies within the margin{lacking}"
+        return _absence(ways, prevalence, absent)
     return "not testable", _why_undecided(ways["removal"], margin)
 
 
+def _absence(
+    ways: Mapping[str, Sequence[Shown]], prevalence: float, not_counted: Mapping[str, str]
+) -> tuple[Word, str]:
+    """Whether so many patients would have shown a reliance, were it there."""
+    patients = {way: min(one.effect.groups for one in effects) for way, effects in ways.items() if effects}
+    lacking = "".join(f"; {not_counted[way]}" for way, effects in ways.items() if not effects)
+    if reason := too_few_for_absence(max(patients.values()), prevalence):
+        return "not testable", f"every effect that counts lies within the margin, but {reason}{lacking}"
+    missed = smallest_prevalence(max(patients.values()))
+    return "not supported", f"every effect that counts lies within the margin{lacking}; {_unseen(missed)}"
+
+
+def too_few_for_absence(patients: int, prevalence: float) -> str:
+    """Why so many patients cannot show that nothing occurs in a share `prevalence` of them; "" where they can."""
+    if smallest_prevalence(patients) <= prevalence:
+        return ""
+    needed = ceil(log(0.05) / log1p(-prevalence))
+    return f"{_unseen(smallest_prevalence(patients))}: {needed} patients are needed for {100 * prevalence:g} %"
+
+
+def _unseen(share: float) -> str:
+    return f"a reliance in fewer than {100 * share:.1f} % of patients could have been missed"
+
+
 def evidence(
-    insert: Sequence[Shown], remove: Sequence[Shown], margin: float = MARGIN, *, set_aside: Sequence[Shown] = ()
+    insert: Sequence[Shown],
+    remove: Sequence[Shown],
+    margin: float = MARGIN,
+    prevalence: float = PREVALENCE,
+    *,
+    set_aside: Sequence[Shown] = (),
 ) -> tuple[Word, str]:
     """Whether a region speaks for the finding, as its own pixels should: `reliance` of which only one side is "supported".
 
@@ -86,7 +127,7 @@ def evidence(
     for different sides.
     """
     sides = set(_speaking(_ways(insert, remove), margin).values())
-    word, reason = reliance(insert, remove, margin, set_aside=set_aside)
+    word, reason = reliance(insert, remove, margin, prevalence, set_aside=set_aside)
     if len(sides) == 2:
         return "not testable", f"insertion and removal contradict one another: {reason}"
     if sides == {"against"}:
@@ -152,7 +193,7 @@ def _measured(some: Sequence[Shown]) -> list[Shown]:
     return [one for one in some if one.effect.value is not None]
 
 
-def _absent(insert: Sequence[Shown], remove: Sequence[Shown], set_aside: Sequence[Shown]) -> dict[str, str]:
+def _not_counted(insert: Sequence[Shown], remove: Sequence[Shown], set_aside: Sequence[Shown]) -> dict[str, str]:
     """What is said of a way that gives no word: it was not tested, or was measured and does not count."""
     found = {
         way: f"{way} was measured in too few patients to count" if _measured(some) else f"{way} was not tested"

@@ -1,0 +1,307 @@
+"""`python -m benchmarks.coverage`: do intervals cover, and how often are claims false, on data whose truth is known?
+
+- coverage: how often a 95 % interval of a mean holds the truth, how often it has no width, and how often there is none.
+- comparisons: methods that are all alike: how often does `camscope compare` say that one is behind the first? And one that is
+  better: how often is that found?
+- contradictions: how often is an interval that leaves 0 out printed with p of 0.05 or more, or the reverse?
+- absences: a region that the model relies on in few patients: how often does the audit say "not supported"? And one that it does
+  not rely on.
+- rounding: how often is a difference of 1e-12 found?
+- levels: subgroups that are all alike: how often does the audit say that one differs?
+
+`--sims N`: simulations of each case. `--json FILE`; `--write`: into results/coverage.json. `--beside FILE`: figures of another
+state of camscope, as an earlier commit, shown as "before".
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from camscope.audit.answers.contrasts import contrast
+from camscope.audit.shortcuts.interventions import reliance, removal
+from camscope.measure.agreement import Agreement
+from camscope.measure.sentences import sentences
+from camscope.measure.summary import summarised
+from camscope.metrics import METRICS
+from camscope.metrics.statistics import difference, estimated
+
+RESULTS: Final = Path(__file__).with_name("results") / "coverage.json"
+BEFORE: Final = RESULTS.with_name("coverage_before.json")
+MANY: Final = (
+    "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "sparseness",
+    "effective-area",
+)  # fmt: skip
+Sample = tuple[Any, list[int]]  # values, and whose they are
+Random = np.random.Generator
+
+
+def share(p: float, patients: int, most: int = 1) -> Callable[[Random], Sample]:
+    """0 or 1 of each image; with several images a patient's own share varies around p."""
+
+    def draw(random: Random) -> Sample:
+        counts = random.integers(1, most + 1, patients)
+        chances = np.full(patients, p) if most == 1 else random.beta(4 * p, 4 * (1 - p), patients)
+        groups = np.repeat(np.arange(patients), counts)
+        return (random.random(len(groups)) < chances[groups]).astype(float), groups.tolist()
+
+    return draw
+
+
+def each(patients: int, draw: Callable[[Random, int], Any]) -> Callable[[Random], Sample]:
+    """One image of each patient."""
+    return lambda random: (draw(random, patients), list(range(patients)))
+
+
+def normal(patients: int, most: int = 8) -> Callable[[Random], Sample]:
+    """Half of the variance is the patient's, with one to eight images each; the mean is 0."""
+
+    def draw(random: Random) -> Sample:
+        groups = np.repeat(np.arange(patients), random.integers(1, most + 1, patients))
+        return random.normal(size=patients)[groups] + random.normal(size=len(groups)), groups.tolist()
+
+    return draw
+
+
+def coverages() -> Iterator[tuple[str, str, float, Callable[[Random], Sample]]]:
+    """Name, metric, truth, and how a sample is drawn."""
+    for images in (3, 5):
+        yield f"pointing game 0.9, {images} images", "pointing-game", 0.9, share(0.9, images)
+    for p, images in (
+        (0.5, 10), (0.8, 10), (0.9, 10), (0.9, 20), (0.95, 20), (0.95, 40), (0.99, 40), (0.99, 100),
+    ):  # fmt: skip
+        yield f"pointing game {p}, {images} images", "pointing-game", p, share(p, images)
+    for p, patients in ((0.9, 10), (0.9, 20), (0.9, 40), (0.5, 20)):
+        yield f"pointing game {p}, {patients} patients of 1 to 6", "pointing-game", p, share(p, patients, 6)
+    for a, b, images in ((1.0, 9.0, 10), (0.3, 5.0, 10), (0.3, 5.0, 40), (30.0, 3.0, 20)):
+        name = f"energy inside, Beta({a:g}, {b:g}), {images} images"
+        yield name, "energy-inside", a / (a + b), each(images, lambda r, n, a=a, b=b: r.beta(a, b, n))
+    yield (
+        "energy inside, 0 in 80 %, 10 images",
+        "energy-inside",
+        0.1,
+        each(10, lambda r, n: np.where(r.random(n) < 0.8, 0, r.beta(2, 2, n))),
+    )
+    for patients in (2, 3, 5, 6, 10, 20, 40):
+        yield f"enrichment, normal, {patients} patients of 1 to 8", "enrichment", 0.0, normal(patients)
+    for images in (6, 10, 20, 40, 100):
+        truth = float(np.exp(0.5))
+        yield (
+            f"enrichment, lognormal(1), {images} images",
+            "enrichment",
+            truth,
+            each(images, lambda r, n: r.lognormal(0, 1, n)),
+        )
+
+
+def covered(metric: str, truth: float, draw: Callable[[Random], Sample], sims: int) -> dict[str, float]:
+    """Of `sims` samples: the share whose interval holds the truth, of those that have one; without width; without any."""
+    random, held, flat, none = np.random.default_rng(3), 0, 0, 0
+    known = {"bounds": METRICS[metric].bounds} if "bounds" in signature(estimated).parameters else {}
+    for seed in range(sims):
+        values, groups = draw(random)
+        made = estimated(values, groups, replicates=1000, seed=seed, **known)
+        none += bool(np.isnan(made.low))
+        flat += made.low == made.high
+        held += made.low <= truth <= made.high
+    return {"coverage": held / (sims - none) if none < sims else -1.0, "no width": flat / sims, "none": none / sims}
+
+
+def table(values: dict[str, dict[str, Any]]) -> pa.Table:
+    """[metric][method] -> (images,), as `measure` has it; names in capitals are controls."""
+    names = ("row", "method", "layer", "parameters", "target", "control", "value", "metric", "fill")
+    rows = [
+        (row, name.lower(), "l", "p", None, name.isupper(), float(value), metric, None)
+        for metric, own in values.items()
+        for name, some in own.items()
+        for row, value in enumerate(some)
+    ]
+    kinds = [pa.int64(), *[pa.string()] * 4, pa.bool_(), pa.float64(), *[pa.string()] * 2]
+    return pa.table({n: pa.array(c, k) for n, c, k in zip(names, zip(*rows, strict=True), kinds, strict=True)})
+
+
+def methods(random: Random, count: int, metrics: Sequence[str], images: int, better: float = 0.0) -> pa.Table:
+    """Methods that are alike, but for the first, which is better by so many standard deviations of a difference."""
+    made = {}
+    for metric in metrics:
+        up, image = 1 if METRICS[metric].higher_is_better else -1, random.normal(size=images)
+        gains = [better * 2**0.5] + [0.0] * (count - 1)
+        made[metric] = {f"m{k}": 5 + image + random.normal(size=images) + up * gain for k, gain in enumerate(gains)}
+    return table(made)
+
+
+def claims(found: pa.Table) -> list[str]:
+    """The sentences of `compare` that tell a method from the first."""
+    lines = summarised(found, replicates=20)
+    names = {
+        ((one.method, one.layer, one.parameters), one.control): one.method for own in lines.values() for one in own
+    }
+    return [one for one in sentences(lines, Agreement([], {}, []), names) if " is first" in one]
+
+
+def comparisons(sims: int) -> dict[str, float]:
+    """The share of comparisons with a false claim, or with a true one."""
+    made = {}
+    cases = [(2, 1), (5, 1), (10, 1), (24, 1), (2, 8), (5, 8)]
+    for count, metrics in cases:
+        random, own = np.random.default_rng(count), max(1, sims // (1 + count * metrics // 10))
+        wrong = sum(bool(claims(methods(random, count, MANY[:metrics], 40))) for _ in range(own))
+        made[f"{count} methods alike, {metrics} metric{'s' * (metrics > 1)}, 40 images: any is told from the first"] = (
+            wrong / own
+        )
+    for better in (0.5, 1.0):
+        random, own = np.random.default_rng(1), max(1, sims // 4)
+        right = sum(
+            any("m0 is first" in one for one in claims(methods(random, 5, MANY[:1], 40, better))) for _ in range(own)
+        )
+        made[f"5 methods, 1 metric, 40 images, one better by {better:g} SD of the difference: told from another"] = (
+            right / own
+        )
+    return made
+
+
+def contradictions(sims: int) -> dict[str, float]:
+    """Of differences to the best control, five methods: the share whose interval and p say different things."""
+    made = {}
+    for images in (4, 8, 40):
+        random, wrong, seen = np.random.default_rng(images), 0, 0
+        for _ in range(max(1, sims // 6)):
+            image = random.normal(size=images)
+            own = {f"m{k}": 2 + 0.3 + image + random.normal(size=images) for k in range(5)}
+            own["CENTRE"] = 2 + image + random.normal(size=images)
+            for line in summarised(table({"enrichment": own}), replicates=20)["enrichment"]:
+                gap = line.over_control
+                if gap is not None and gap.p is not None and not np.isnan(gap.low):
+                    seen += 1
+                    wrong += (gap.p < 0.05) != (gap.low > 0 or gap.high < 0)
+        made[f"{images} images: interval and p contradict each other"] = wrong / max(1, seen)
+    return made
+
+
+RELIED = (
+    (10, 0.05, 3.0, 0.02), (20, 0.05, 3.0, 0.02), (40, 0.05, 3.0, 0.02), (100, 0.05, 3.0, 0.02), (40, 0.03, 5.0, 0.02),
+    (100, 0.03, 5.0, 0.02), (20, 0.1, 2.0, 0.05), (40, 0.1, 2.0, 0.05), (20, 1.0, 0.3, 0.3), (60, 1.0, 0.3, 0.3),
+)  # fmt: skip
+ABSENT = ((20, 1.0, 0.0, 0.05), (40, 1.0, 0.0, 0.05), (59, 1.0, 0.0, 0.05), (100, 1.0, 0.0, 0.05), (100, 1.0, 0.0, 0.3))
+
+
+def absences(sims: int) -> dict[str, dict[str, float]]:
+    """[case]: the shares of the three words."""
+    made = {}
+    for patients, prevalence, size, noise in (*RELIED, *ABSENT):
+        random, words = np.random.default_rng(9), {"supported": 0, "not supported": 0, "not testable": 0}
+        for seed in range(sims):
+            met, clean = random.random(patients) < prevalence, random.normal(size=patients)
+            gone = [clean - (size * met + noise * random.normal(size=patients)) for _ in range(2)]
+            shown = [
+                removal("token", fill, clean, each, 1.0, list(range(patients)), replicates=500, seed=seed)
+                for fill, each in zip(("mean", "blur"), gone, strict=True)
+            ]
+            words[reliance([], shown)[0]] += 1
+        name = f"{patients} patients, {size:g} SD in {100 * prevalence:g} % of them, noise {noise:g}"
+        made[name] = {word: count / sims for word, count in words.items()}
+    return made
+
+
+def rounding(sims: int) -> dict[str, float]:
+    """The share of differences of rounding that have p below 0.05."""
+    random, wrong, alike = np.random.default_rng(0), 0, 0
+    for _ in range(sims):
+        values = random.random(20)
+        wrong += (difference(values + 1e-12 * random.random(20), values).p or 0.0) < 0.05
+        alike += (difference(values, values).p or 0.0) < 0.05
+    return {"20 images, a difference of 1e-12": wrong / sims, "20 images, no difference": alike / sims}
+
+
+def levels(sims: int) -> dict[str, float]:
+    """The share of columns with any level that is called different, though all are alike."""
+    made = {}
+    for count in (2, 5):
+        random, wrong, own = np.random.default_rng(count), 0, max(1, sims // 2)
+        for seed in range(own):
+            site = np.repeat(np.arange(count), 20).tolist()
+            found = contrast(random.normal(size=20 * count), site, margin=1e-3, replicates=400, seed=seed)
+            wrong += any(one.word == "different" for one in found)
+        made[f"{count} levels of 20 patients: any is called different"] = wrong / own
+    return made
+
+
+def measured(sims: int) -> dict[str, Any]:
+    """All of it."""
+    return {
+        "coverage": {name: _told(name, covered(*case, sims)) for name, *case in coverages()},
+        "comparisons": _told("comparisons", comparisons(sims)),
+        "contradictions": _told("contradictions", contradictions(sims)),
+        "absences": _told("absences", absences(sims)),
+        "rounding": _told("rounding", rounding(sims)),
+        "levels": _told("levels", levels(sims)),
+        "sims": sims,
+    }
+
+
+def tables(found: dict[str, Any], before: dict[str, Any] | None) -> Iterator[str]:
+    """In Markdown: each figure, and what it was before."""
+    states = [one for one in (before, found) if one is not None]
+    titles = ["before", "now"] if before else ["now"]
+    yield _row(
+        "95 % interval of a mean", *(f"{title}: {name}" for title in titles for name in ("covers", "no width", "none"))
+    )
+    yield _row(*["---"] * (1 + 3 * len(states)))
+    for name in found["coverage"]:
+        yield _row(name, *(cell for one in states for cell in _covers(one["coverage"][name])))
+    yield ""
+    yield _row("false or true claims", *titles)
+    yield _row(*["---"] * (1 + len(states)))
+    for part in ("comparisons", "contradictions", "rounding", "levels"):
+        for name in found[part]:
+            yield _row(name, *(f"{100 * one[part][name]:.1f} %" for one in states))
+    yield ""
+    yield _row(
+        "removal in all of so many patients",
+        *(f"{title}: supported / not supported / not testable" for title in titles),
+    )
+    yield _row(*["---"] * (1 + len(states)))
+    for name in found["absences"]:
+        yield _row(
+            name, *(" / ".join(f"{100 * each:.0f} %" for each in one["absences"][name].values()) for one in states)
+        )
+
+
+def _covers(one: dict[str, float]) -> list[str]:
+    held = "" if one["none"] == 1 else f"{one['coverage']:.3f}"
+    return [held, *("" if not one[name] else f"{one[name]:.2f}" for name in ("no width", "none"))]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _told(name: str, made: Any) -> Any:
+    print(f"{time.process_time():6.0f} s  {name}", file=sys.stderr, flush=True)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Simulate, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__)
+    parser.add_argument("--sims", type=int, default=600)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"into results/{RESULTS.name}")
+    parser.add_argument("--beside", type=Path, default=BEFORE if BEFORE.exists() else None)
+    chosen = parser.parse_args(arguments)
+    found = measured(chosen.sims)
+    before = None if chosen.beside is None else json.loads(chosen.beside.read_text(encoding="utf-8"))
+    print("\n".join(tables(found, before)))
+    for path in [chosen.json] * (chosen.json is not None) + [RESULTS] * chosen.write:
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
