@@ -105,7 +105,7 @@ def test_a_wrapper_and_a_comparison_keep_the_key():
         expected = same.explain_methods(x[0], [found.method], 1)[0]
         np.testing.assert_allclose(found.heat, expected.heat, atol=1e-12)
         assert found.parameters["input_key"] == "picture"
-    with pytest.raises(InputError, match="differ in mode, precision or input_key"):
+    with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
         Fused([tool, GradCAM(model)])
 
 
