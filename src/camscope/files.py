@@ -151,7 +151,7 @@ def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> Buff
     if status.st_size:
         return file
     file.close()
-    return open(os.devnull, "rb")
+    return Path(os.devnull).open("rb")
 
 
 def expect_regular(path: str | os.PathLike[str], limit: int | None = None) -> None:
