@@ -234,7 +234,7 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
     told = kept.export(tmp_path / "png", "png")
     assert (told.files, list(told.reasons)) == (
         0,
-        ["it is not on this machine, and is fetched on request only: pass --fetch"],
+        ["it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"],
     )
     assert len(list(kept)) == 3
     assert kept.not_fetched == 3
