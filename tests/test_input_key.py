@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from camscope import Denoised, Fused, GradCAM, IntegratedGradients, ScoreCAM
+from camscope import Denoised, Fused, GradCAM, IntegratedGradients, Preprocess, ScoreCAM, run_batch
 from camscope.errors import InputError
+from camscope.measure import measure
 from camscope.signatures import InputKey, input_key_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,7 +105,7 @@ def test_a_wrapper_and_a_comparison_keep_the_key():
         expected = same.explain_methods(x[0], [found.method], 1)[0]
         np.testing.assert_allclose(found.heat, expected.heat, atol=1e-12)
         assert found.parameters["input_key"] == "picture"
-    with pytest.raises(InputError, match="differ in mode, precision or input_key"):
+    with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
         Fused([tool, GradCAM(model)])
 
 
@@ -141,3 +143,27 @@ def test_an_image_and_text_model_takes_the_image_without_help(name):
         expected = model(input_ids=ids, pixel_values=x).logits_per_image[0, 1]
     assert found.score == pytest.approx(expected.item())
     assert found.grid == (4, 4)
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+def test_a_run_and_its_metrics_call_the_model_as_the_methods_did(tmp_path):
+    model, plain, _ = like(InDict)
+    (tmp_path / "images").mkdir()
+    for i in range(2):
+        pixels = np.random.default_rng(i).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
+    preprocess = Preprocess(resize=12, crop=12, mean=(0.5,) * 3, std=(0.5,) * 3)
+    values = []
+    for name, net, key in (("dict", model, "picture"), ("plain", plain, None)):
+        tool = GradCAM(net, "conv", preprocess=preprocess, input_key=key)
+        run_batch(tool, tmp_path / "images", tmp_path / name, [1])
+        measured = measure(
+            tmp_path / name,
+            tmp_path / f"{name}-metrics",
+            metrics=["deletion", "random-logit"],
+            model=net,
+            preprocess=preprocess,
+        )
+        values.append([row["value"] for row in measured.table().to_pylist()])
+    assert np.isfinite(np.array(values[0], dtype=float)).any()
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-6)

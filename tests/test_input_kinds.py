@@ -81,6 +81,21 @@ def test_the_map_of_a_bag_has_a_plane_for_each_instance(bags, make):
         assert one.input_size == (5, 6, 8)
 
 
+@pytest.mark.parametrize("instances", [3, 5])
+def test_baselines_of_a_bag_have_its_axes(bags, instances):
+    model, x = bags
+    x = x[:, :instances]
+    tool, other = (
+        IntegratedGradients(model, steps=3, frames_first=True),
+        torch.randn(3, 3, 6, 8)[0:1].expand(instances, 3, 6, 8),
+    )
+    other = (other * torch.arange(instances).view(-1, 1, 1, 1)).double()
+    same = IntegratedGradients(FirstChannels(model), steps=3, frames_first=False)
+    for given, moved in ((other, other.transpose(0, 1)), (x.flip(0), x.flip(0).transpose(1, 2))):
+        found = tool.attribute(x, 1, baselines=given)
+        torch.testing.assert_close(found, same.attribute(x.transpose(1, 2), 1, baselines=moved))
+
+
 def test_the_gradient_of_a_bag_is_summed_over_colors_and_not_over_instances(bags):
     model, x = bags
     leaf = x.clone().requires_grad_()

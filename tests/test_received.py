@@ -211,6 +211,27 @@ def _writes(call):
     return name == "open" and any(re.fullmatch(r"[rwxab+]{1,3}", mode) and set(mode) & set("wxa+") for mode in modes)
 
 
+# readers of files that path_in made, and the temporary sibling of a part
+JOINED = {"audit/following.py", "audit/running.py", "cli/benchmark.py", "batch/store.py"}
+
+
+def test_names_that_are_put_together_become_paths_in_one_place():
+    """Nowhere is a formatted text joined to a folder, but to read what is there."""
+    found = set()
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            joined = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else None
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
+                "Path",
+                "joinpath",
+                "join",
+            ):
+                joined = next((one for one in node.args[1:] if isinstance(one, ast.JoinedStr)), None)
+            if isinstance(joined, ast.JoinedStr):
+                found.add(path.relative_to(SOURCES).as_posix())
+    assert found == JOINED
+
+
 # --- a received run is inert
 
 
@@ -234,7 +255,7 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
     told = kept.export(tmp_path / "png", "png")
     assert (told.files, list(told.reasons)) == (
         0,
-        ["it is not on this machine, and is fetched on request only: pass --fetch"],
+        ["it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"],
     )
     assert len(list(kept)) == 3
     assert kept.not_fetched == 3

@@ -97,7 +97,9 @@ class Collection:
         with self._opening:
             _ = self._images
         if count := self.not_fetched:
-            raise ImageError(f"{count} images of the run are not on this machine; to fetch them pass --fetch")
+            raise ImageError(
+                f"{count} images of the run are not on this machine; to fetch them pass --fetch (Python: fetch=True)"
+            )
 
     @property
     def not_fetched(self) -> int:
@@ -175,8 +177,8 @@ class Collection:
             raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
         if not self.fetch:
             raise ImageError(
-                f"the run is of the dataset {named!r}, which is fetched on request only: pass --fetch, or what the run was made "
-                "of: Run(folder, dataset)"
+                f"the run is of the dataset {named!r}, which is fetched on request only: pass --fetch (Python: fetch=True), or "
+                "what the run was made of: Run(folder, dataset)"
             )
         return manifest_of(named).images  # never in a folder that the run names
 

@@ -62,7 +62,9 @@ class Locations:
         where there is no such file, or it is a pipe or a device.
         """
         if not self.fetch and self.is_elsewhere(path):
-            raise ImageError(f"{path}: it is not on this machine, and is fetched on request only: pass --fetch")
+            raise ImageError(
+                f"{path}: it is not on this machine, and is fetched on request only: pass --fetch (Python: fetch=True)"
+            )
         return fetched(self.resolve(path))
 
     def source(self, path: str) -> str | bytes:

@@ -99,7 +99,7 @@ def _candidates(net: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
     known, card = survey(net), card_of(net)
     inner = known.model
     with calm(known, "eval"):
-        candidates = {layer.name for layer in spatial_layers(inner, lambda: inner(x), x.shape)}
+        candidates = {layer.name for layer in spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)}
         if card is not None and card.layer:
             return candidates, card.layer
         try:

@@ -174,7 +174,8 @@ class Explainer(Method):
         """
         if isinstance(images, str | os.PathLike):
             raise InputError(f"explain_batch takes a list of images; for one, explain({str(images)!r})")
-        for_model, for_method = split_keywords(self.model, kwargs, self.setting_names, type(self).__name__)
+        names = self.setting_names if kwargs else ()
+        for_model, for_method = split_keywords(self.model, kwargs, names, type(self).__name__)
         extra = extra_inputs(args, for_model, additional_forward_args)
         items = [self.read(image) for image in images]
         if not items:
@@ -199,10 +200,11 @@ def called(
     tools: Sequence[Explainer], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
 ) -> tuple[list[Explainer], Companions]:
     """The methods with the settings of one call, and what goes to the model with the image; see `Explainer`."""
+    if not keywords:
+        return list(tools), extra_inputs(args, {}, additional_forward_args)
     where = " and ".join(dict.fromkeys(type(tool).__name__ for tool in tools))
     names = frozenset[str]().union(*(tool.setting_names for tool in tools))
-    model = tools[0].model if tools else nn.Identity()
-    for_model, for_method = split_keywords(model, keywords, names, where)
+    for_model, for_method = split_keywords(tools[0].model if tools else nn.Identity(), keywords, names, where)
     extra = extra_inputs(args, for_model, additional_forward_args)
     return [_for_call(tool, for_method) for tool in tools], extra
 

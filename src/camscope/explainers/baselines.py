@@ -104,6 +104,10 @@ def filled(baseline: Baseline, x: Tensor, tool: Method, seed: int = 0) -> Tensor
         made = of_itself(baseline, x, seed)
         return _colour(baseline, x, tool) if made is None else made
     given = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
+    if (
+        given is not None and tool.frames_first and given.ndim >= 4
+    ):  # as the model's input (T,C,H,W), of which x is the transpose
+        given = given.transpose(-4, -3)
     if given is not None and (given.ndim == 0 or given.shape == x.shape):
         _expect_finite(given)
         return given.expand_as(x)

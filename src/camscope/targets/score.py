@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError
-from camscope.signatures import input_key_of
+from camscope.signatures import InputKey, input_key_of
 from camscope.structure import leaves, mapped
 from camscope.targets.classes import pair_of
 from camscope.targets.outputs import (
@@ -24,6 +24,7 @@ from camscope.targets.outputs import (
 from camscope.targets.questions import Question, plain
 from camscope.targets.target import Names, Target
 
+UNREAD = InputKey("")  # the signature of the model has not been read yet
 INTEGERS = {  # as torch spells them in errors
     torch.uint8: ("byte", "unsigned char"),
     torch.int8: ("char",),
@@ -76,6 +77,7 @@ class Score:
             self.target = self.target.for_model(model)
         self.categories = categories
         self._input_key, self._frames_first = input_key, frames_first
+        self._key: InputKey | None = UNREAD
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
@@ -96,7 +98,9 @@ class Score:
         version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self.around():
-            key = input_key_of(self.model, self._input_key)
+            if self._key is UNREAD:
+                self._key = input_key_of(self.model, self._input_key)
+            key = self._key
             given = x.transpose(1, 2) if self._frames_first else x
             output = self.model(given, *args, **kwargs) if key is None else key.call(self.model, given, args, kwargs)
         if x._version != version:
@@ -275,13 +279,14 @@ def _types_named(model: nn.Module, x: Tensor) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if any(name in str(error).lower() for name in INTEGERS.get(x.dtype, ())):
+        own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+        said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
+        named = any(name in str(error).lower() for name in INTEGERS.get(x.dtype, ()))
+        if named and not said.isdisjoint(SPOKEN.get(dtype, "") for dtype in own):
             raise InputError(
                 f"the input is {_spelled(x.dtype)}, and the model does not convert it: pass x.float(), or the floats that the "
                 f"model's preprocessing makes of it"
             ) from error
-        own = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-        said = set(re.findall("bfloat16|double|float|half", str(error).lower()))
         if x.dtype in own or SPOKEN.get(x.dtype) not in said or said.isdisjoint(SPOKEN.get(dtype, "") for dtype in own):
             raise
         raise InputError(

@@ -56,7 +56,7 @@ def stages(model: nn.Module, x: Tensor, count: int = STAGES) -> list[str]:
     known = survey(model)
     with calm(known, "eval"):
         inner = known.model
-        every = spatial_layers(inner, lambda: inner(x), x.shape)
+        every = spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)
         usual = choose_layer(inner, Score(inner).overall, x).name
     ends: dict[tuple[int, ...], str] = {}
     for layer in every[: 1 + max(i for i, layer in enumerate(every) if layer.name == usual)]:
