@@ -212,6 +212,7 @@ def test_attention_weights_of_a_convolutional_transformer_are_no_image():
     assert GradCAM(model, "stage3").explain(x, 1).layout == "channels_first 7x7"
 
 
+@pytest.mark.filterwarnings("ignore:gradcam. nothing in the map:camscope.errors.CamscopeWarning")
 def test_a_layer_that_mixes_all_places_is_flagged():
     model, x = net(mixed=True)
     with pytest.warns(CamscopeWarning, match="could not be verified"):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from camscope.audit.schema import Resolve, Summary
 from camscope.audit.shortcuts.overlaps import overlapping
+from camscope.explanation import MEANING
 
 ALWAYS = (
     "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
@@ -69,6 +70,8 @@ def warnings(summary: Summary) -> Iterator[str]:
         if not stage.tested:
             yield f"{name} was not tested: {stage.reason}."
     for maps in summary.explain.maps:
-        silent = sum(count for status, count in maps.statuses.items() if status != "ok")
+        silent = sum(count for status, count in maps.statuses.items() if status not in ("ok", "layout_unverified"))
         if silent > maps.maps / 10:
             yield f"{silent} of {maps.maps} maps of {maps.method} for {maps.finding} show nothing positive, or are flat."
+        if unverified := maps.statuses.get("layout_unverified", 0):
+            yield f"{unverified} of {maps.maps} maps of {maps.method} for {maps.finding}: {MEANING['layout_unverified']}."
