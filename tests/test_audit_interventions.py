@@ -221,14 +221,14 @@ RULE = {
         [NOTHING],
         [NOTHING, NOTHING],
         "not supported",
-        "every effect lies within the margin; a reliance in fewer than",
+        "every effect that counts lies within the margin; a reliance in fewer than",
     ),
     "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
     "one fill": ([NOTHING], [FOR], "not testable", "one fill"),
     "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the fills disagree"),
     "fills contradict": ([], [FOR, AGAINST], "not testable", "the fills disagree"),
     "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images would tell"),
-    "none": ([], [], "not testable", "no intervention was made"),
+    "none": ([], [], "not testable", "there is no insertion or removal that counts"),
 }
 
 

@@ -38,7 +38,7 @@ from camscope.audit.report.words import SUBJECTS, subject_of
 from camscope.audit.schema import Check, Held, Intervention, Leak, Number, Strategies, Summary, plain
 from camscope.audit.shortcuts.interventions import insertion
 from camscope.audit.verdicts import verdicts
-from camscope.metrics.statistics import estimated
+from camscope.metrics.statistics import difference, estimated
 
 ROUNDS = 80
 WORDS = ("supported", "not supported", "not testable")
@@ -208,7 +208,7 @@ def test_a_removal_that_is_shown_was_tested():
     (one,) = [v for v in verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
     assert one.reason == (
         "every effect that counts lies within the margin; removal was measured but does not count, because every image has "
-        "this region"
+        "this region; a reliance in fewer than 3.7 % of patients could have been missed"
     )
 
 
@@ -350,8 +350,9 @@ def test_an_estimate_says_how_its_interval_was_made():
         "bootstrap": [
             estimated(answer),
             average_precision(truth, answer),
-            contrast(answer, level, margin=0.1)[0].difference,
         ],
+        "korn-graubard": [estimated(truth, bounds=(0, 1))],
+        "student": [contrast(answer, level, margin=0.1)[0].difference, difference(answer, answer[::-1])],
         "newcombe": [auroc(truth, answer), leak(random.normal(0, 1, (60, 3)), level.tolist(), permutations=2).auroc],
         "square-and-add": [contrast_aurocs(truth, answer, level, margin=0.1)[0].difference],
         "clustered": [insertion("a", np.zeros(60), answer, 1.0, range(60), donors=list(range(30)) * 2).estimate],

@@ -32,6 +32,7 @@ from camscope.structure import the_tensor
 __all__ = [
     "CHANNELS_FIRST",
     "CHANNELS_LAST",
+    "CONVOLUTIONAL",
     "TOKENS",
     "Grid",
     "Layout",

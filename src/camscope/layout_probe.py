@@ -33,12 +33,13 @@ BLOCKS_PER_AXIS = {1: 16, 2: 4, 3: 3}
 MAX_SHIFT = 9  # tokens by which a prefix may be wrong
 FEW_BLOCKS = 9  # below, agreement by chance is likely, and more of it is asked for
 PATTERNS = 64  # random patterns, of which the one is taken that is least like itself elsewhere
-PERMUTATIONS = 256
 
 VERIFIED = ((3.0, 0.25), (2.5, 0.7))  # z and agreement: one pair must be reached
-VERIFIED_AGREEMENT_OF_FEW, MIN_REACTION = 0.8, 0.02
+VERIFIED_AGREEMENT_OF_FEW, MIN_REACTION = 0.8, 0.01
 LOCAL_REACTION, LOCAL_REACTION_OF_FEW, CHANCE_AGREEMENT = 0.4, 0.5, 0.2
-OTHER_PLACE_Z, OTHER_PLACE_LEAD = 3.5, 2.5  # its z, and by how much it is more than that of the layout
+LOCALITY, LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the z alone would be too large
+OTHER_PLACE_Z, OTHER_PLACE_AGREEMENT = 3.5, 0.6
+OTHER_PLACE_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
 
 Run = Callable[[Tensor], object]
 Read = Callable[[Run, Tensor], "list[Tensor | None]"]
@@ -309,30 +310,29 @@ def judge(
     # 1 where only run p differs from the other two, -1/2 for those; 0 where all differ alike
     reaction = torch.where(total > 0, (total - 3 * apart) / torch.where(total > 0, total, 1), 0)
 
-    def score(at: Tensor, label: Tensor) -> float:
-        return float(_centered(reaction[:, at])[label, torch.arange(len(at))].mean())
-
-    label = labels[block_of_cell[cells]]
-    own = score(start + cells, label)
+    blocks_here = block_of_cell[cells]
     here = _centered(reaction[:, start + cells])
+    own, spread = _score(here, labels[blocks_here], blocks_here)
     local = float(here.amax(0).mean())
-    agreement = own / local if local > 0 else 0.0
-    generator = torch.Generator().manual_seed(2)
-    orders = torch.stack([torch.randperm(len(labels), generator=generator) for _ in range(PERMUTATIONS)])
-    by_chance = here[labels[orders][:, block_of_cell[cells]], torch.arange(len(cells))].mean(1)
-    spread = float(by_chance.std()) + 1e-12
-    z = (own - float(by_chance.mean())) / spread
+    agreement, z = own / local if local > 0 else 0.0, own / spread
     few = len(labels) < FEW_BLOCKS
 
-    others = list(_other_places(reaction, labels, block_of_cell, cells, layout, spread))
-    best = max(others, default=(0.0, 0.0, ""))
-    if few and agreement >= VERIFIED_AGREEMENT_OF_FEW and local >= MIN_REACTION:
+    best = max(_other_places(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
+    if local < MIN_REACTION:
+        return Finding(Verdict.UNDECIDED)
+    if few and agreement >= VERIFIED_AGREEMENT_OF_FEW:
         return Finding(Verdict.VERIFIED)
     if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED):
         return Finding(Verdict.VERIFIED)
     # few cells agree with one of several other places by chance
-    elsewhere = not few and best[1] >= OTHER_PLACE_Z and best[0] - own >= OTHER_PLACE_LEAD * spread
-    if elsewhere or (local >= (LOCAL_REACTION_OF_FEW if few else LOCAL_REACTION) and agreement <= CHANCE_AGREEMENT):
+    elsewhere = (
+        not few
+        and best[0] >= max(OTHER_PLACE_AGREEMENT * local, MIN_REACTION)
+        and best[1] >= OTHER_PLACE_Z
+        and best[1] - own / spread >= OTHER_PLACE_LEAD
+    )
+    is_local = local >= LOCAL_REACTION_OF_FEW if few else local >= LOCAL_REACTION or _is_local(here)
+    if elsewhere or (is_local and agreement <= CHANCE_AGREEMENT):
         like = f"; they react like {best[2]}" if elsewhere else ""
         return Finding(Verdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
     return Finding(Verdict.UNDECIDED)
@@ -343,26 +343,47 @@ def _centered(values: Tensor) -> Tensor:
     return values - values.mean(1, keepdim=True)
 
 
+def _is_local(values: Tensor) -> bool:
+    """Whether the cells (3,cells) react to one run and to the other two alike, wherever that part of the image lies.
+
+    A reaction is a direction in a plane, as the three numbers add up to 0. That of a cell which sees one part of the image is
+    one of three, 120 degrees apart; noise, or a mixture of many parts, has any.
+    """
+    angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
+    locality = float((3 * angle).cos().mean())
+    return locality >= LOCALITY and locality * math.sqrt(2 * values.shape[1]) >= LOCALITY_Z
+
+
+def _score(values: Tensor, label: Tensor, block: Tensor) -> tuple[float, float]:
+    """How much the cells (3,cells) react to the runs `label` (cells,), and how much chance makes of that for other labels.
+
+    Chance: the standard deviation if each block had a label at random.
+    """
+    cells = values.shape[1]
+    of_block = torch.zeros(RUNS, int(block.max()) + 1, dtype=values.dtype).index_add_(1, block, values)
+    spread = float(of_block.square().mean(0).sum().sqrt()) / cells
+    return float(values[label, torch.arange(cells)].mean()), spread + 1e-12
+
+
 def _other_places(
-    reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout, spread: float
+    reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
 ) -> Iterator[tuple[float, float, str]]:
     """Score, its z and its name, of the same cells at other positions of the sequence, or by columns."""
     count, length = len(block_of_cell), reaction.shape[1]
     if layout.kind != TOKENS:
         return
-    label = labels[block_of_cell[cells]]
     for start in _starts(length, count, layout.prefix):
-        at = start + cells
-        inside = (at >= 0) & (at < length)
+        inside = (start + cells >= 0) & (start + cells < length)
         if start == layout.prefix or int(inside.sum()) * 2 < len(cells) or int(inside.sum()) < 2:
             continue
-        at, own = at[inside], label[inside]
-        found = float(_centered(reaction[:, at])[own, torch.arange(len(at))].mean())
-        yield found, found / spread * math.sqrt(len(at) / len(cells)), str(Layout(TOKENS, layout.grid, max(start, 0)))
+        block = block_of_cell[cells[inside]]
+        found, spread = _score(_centered(reaction[:, start + cells[inside]]), labels[block], block)
+        fits = 0 <= start <= length - count
+        name = str(Layout(TOKENS, layout.grid, start)) if fits else f"cells {start - layout.prefix:+d} tokens off"
+        yield found, found / spread, name
     if len(layout.grid) == 2 and min(layout.grid) > 1:
-        turned = labels[block_of_cell].view(layout.grid).T.reshape(-1)[cells]
-        here = _centered(reaction[:, layout.prefix + cells])
-        found = float(here[turned, torch.arange(len(cells))].mean())
+        block = block_of_cell.view(layout.grid).T.reshape(-1)[cells]
+        found, spread = _score(_centered(reaction[:, layout.prefix + cells]), labels[block], block)
         yield found, found / spread, f"{layout} read by columns"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from camscope.audit.schema import Resolve, Summary
 from camscope.audit.shortcuts.overlaps import overlapping
+from camscope.explanation import MEANING
 
 ALWAYS = (
     "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
@@ -71,7 +72,9 @@ def warnings(summary: Summary) -> Iterator[str]:
         if not stage.tested:
             yield f"{name} was not tested: {stage.reason or 'no reason was given'}."
     for maps in summary.explain.maps:
-        flagged = {status: count for status, count in maps.statuses.items() if status != "ok"}
+        flagged = {key: count for key, count in maps.statuses.items() if key not in ("ok", "layout_unverified")}
         if sum(flagged.values()) > maps.maps / 10:
             kinds = ", ".join(f"{status.replace('_', ' ')}: {count}" for status, count in flagged.items())
             yield f"{sum(flagged.values())} of {maps.maps} maps of {maps.method} for {maps.finding} are flagged ({kinds})."
+        if unverified := maps.statuses.get("layout_unverified", 0):
+            yield f"{unverified} of {maps.maps} maps of {maps.method} for {maps.finding}: {MEANING['layout_unverified']}."

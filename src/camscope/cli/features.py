@@ -56,7 +56,8 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     from camscope.explainers.scope import home, survey
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers import layout_of, noting
+    from camscope.layers import CONVOLUTIONAL, layout_of, noting
+    from camscope.layout_probe import Place, Verdict, prove, refusal
 
     inner, card = survey(net).model, card_of(net)
     name, module = find_layer(inner, layer)
@@ -66,4 +67,9 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     with ExitStack() as scope:
         seen = noting(inner, scope)
         output = extract(inner, module, x)[name]
-    return layout_of(inner, name, output, x, seen).to_maps(output)[0]
+    layout = layout_of(inner, name, output, x, seen)
+    if not isinstance(module, CONVOLUTIONAL):
+        (finding,) = prove(inner, [Place(name)], layout, x, inner)
+        if finding.verdict is Verdict.CONTRADICTED:
+            raise refusal(f"layer {name!r}", layout, finding.reason)
+    return layout.to_maps(output)[0]

@@ -21,7 +21,8 @@ class AtLayer(Explainer):
     `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output`: key of the
     tensor in a layer that returns several; `call`: which call of a layer that runs several times (default: the last one
     that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, where the layer's shape is
-    ambiguous; `reshape`: a callable output -> (N,K,*s) instead.
+    ambiguous; `reshape`: a callable output -> (N,K,*s) instead. Without either, the layout of anything but a map made by
+    convolutions is verified: three forward passes, once for each model, layer and input size.
     """
 
     layer: str | nn.Module | None = None
