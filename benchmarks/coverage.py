@@ -60,6 +60,11 @@ def each(patients: int, draw: Callable[[Random, int], Any]) -> Callable[[Random]
     return lambda random: (draw(random, patients), list(range(patients)))
 
 
+def beta(a: float, b: float) -> Callable[[Random, int], Any]:
+    """Values between 0 and 1."""
+    return lambda random, count: random.beta(a, b, count)
+
+
 def normal(patients: int, most: int = 8) -> Callable[[Random], Sample]:
     """Half of the variance is the patient's, with one to eight images each; the mean is 0."""
 
@@ -82,7 +87,7 @@ def coverages() -> Iterator[tuple[str, str, float, Callable[[Random], Sample]]]:
         yield f"pointing game {p}, {patients} patients of 1 to 6", "pointing-game", p, share(p, patients, 6)
     for a, b, images in ((1.0, 9.0, 10), (0.3, 5.0, 10), (0.3, 5.0, 40), (30.0, 3.0, 20)):
         name = f"energy inside, Beta({a:g}, {b:g}), {images} images"
-        yield name, "energy-inside", a / (a + b), each(images, lambda r, n, a=a, b=b: r.beta(a, b, n))
+        yield name, "energy-inside", a / (a + b), each(images, beta(a, b))
     yield (
         "energy inside, 0 in 80 %, 10 images",
         "energy-inside",
@@ -104,7 +109,9 @@ def coverages() -> Iterator[tuple[str, str, float, Callable[[Random], Sample]]]:
 def covered(metric: str, truth: float, draw: Callable[[Random], Sample], sims: int) -> dict[str, float]:
     """Of `sims` samples: the share whose interval holds the truth, of those that have one; without width; without any."""
     random, held, flat, none = np.random.default_rng(3), 0, 0, 0
-    known = {"bounds": METRICS[metric].bounds} if "bounds" in signature(estimated).parameters else {}
+    known: dict[str, Any] = {}
+    if "bounds" in signature(estimated).parameters:  # earlier states have none
+        known["bounds"] = METRICS[metric].bounds
     for seed in range(sims):
         values, groups = draw(random)
         made = estimated(values, groups, replicates=1000, seed=seed, **known)
@@ -236,7 +243,9 @@ def levels(sims: int) -> dict[str, float]:
 def measured(sims: int) -> dict[str, Any]:
     """All of it."""
     return {
-        "coverage": {name: _told(name, covered(*case, sims)) for name, *case in coverages()},
+        "coverage": {
+            name: _told(name, covered(metric, truth, draw, sims)) for name, metric, truth, draw in coverages()
+        },
         "comparisons": _told("comparisons", comparisons(sims)),
         "contradictions": _told("contradictions", contradictions(sims)),
         "absences": _told("absences", absences(sims)),
