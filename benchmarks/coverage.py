@@ -39,6 +39,7 @@ MANY: Final = (
     "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "sparseness",
     "effective-area",
 )  # fmt: skip
+WORDS: Final = ("supported", "not supported", "not testable")
 Sample = tuple[Any, list[int]]  # values, and whose they are
 Random = np.random.Generator
 
@@ -203,7 +204,7 @@ def absences(sims: int) -> dict[str, dict[str, float]]:
     """[case]: the shares of the three words."""
     made = {}
     for patients, prevalence, size, noise in (*RELIED, *ABSENT):
-        random, words = np.random.default_rng(9), {"supported": 0, "not supported": 0, "not testable": 0}
+        random, words = np.random.default_rng(9), dict.fromkeys(WORDS, 0)
         for seed in range(sims):
             met, clean = random.random(patients) < prevalence, random.normal(size=patients)
             gone = [clean - (size * met + noise * random.normal(size=patients)) for _ in range(2)]
@@ -270,16 +271,16 @@ def tables(found: dict[str, Any], before: dict[str, Any] | None) -> Iterator[str
     yield _row(*["---"] * (1 + len(states)))
     for part in ("comparisons", "contradictions", "rounding", "levels"):
         for name in found[part]:
-            yield _row(name, *(f"{100 * one[part][name]:.1f} %" for one in states))
+            yield _row(name, *("" if name not in one[part] else f"{100 * one[part][name]:.1f} %" for one in states))
     yield ""
     yield _row(
         "removal in all of so many patients",
-        *(f"{title}: supported / not supported / not testable" for title in titles),
+        *(f"{title}: {' / '.join(WORDS)}" for title in titles),
     )
     yield _row(*["---"] * (1 + len(states)))
     for name in found["absences"]:
         yield _row(
-            name, *(" / ".join(f"{100 * each:.0f} %" for each in one["absences"][name].values()) for one in states)
+            name, *(" / ".join(f"{100 * one['absences'][name][word]:.0f} %" for word in WORDS) for one in states)
         )
 
 
@@ -309,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = None if chosen.beside is None else json.loads(chosen.beside.read_text(encoding="utf-8"))
     print("\n".join(tables(found, before)))
     for path in [chosen.json] * (chosen.json is not None) + [RESULTS] * chosen.write:
-        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
