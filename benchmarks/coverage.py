@@ -39,6 +39,7 @@ MANY: Final = (
     "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "sparseness",
     "effective-area",
 )  # fmt: skip
+WORDS: Final = ("supported", "not supported", "not testable")
 Sample = tuple[Any, list[int]]  # values, and whose they are
 Random = np.random.Generator
 
@@ -58,6 +59,11 @@ def share(p: float, patients: int, most: int = 1) -> Callable[[Random], Sample]:
 def each(patients: int, draw: Callable[[Random, int], Any]) -> Callable[[Random], Sample]:
     """One image of each patient."""
     return lambda random: (draw(random, patients), list(range(patients)))
+
+
+def beta(a: float, b: float) -> Callable[[Random, int], Any]:
+    """Values between 0 and 1."""
+    return lambda random, count: random.beta(a, b, count)
 
 
 def normal(patients: int, most: int = 8) -> Callable[[Random], Sample]:
@@ -82,7 +88,7 @@ def coverages() -> Iterator[tuple[str, str, float, Callable[[Random], Sample]]]:
         yield f"pointing game {p}, {patients} patients of 1 to 6", "pointing-game", p, share(p, patients, 6)
     for a, b, images in ((1.0, 9.0, 10), (0.3, 5.0, 10), (0.3, 5.0, 40), (30.0, 3.0, 20)):
         name = f"energy inside, Beta({a:g}, {b:g}), {images} images"
-        yield name, "energy-inside", a / (a + b), each(images, lambda r, n, a=a, b=b: r.beta(a, b, n))
+        yield name, "energy-inside", a / (a + b), each(images, beta(a, b))
     yield (
         "energy inside, 0 in 80 %, 10 images",
         "energy-inside",
@@ -104,7 +110,9 @@ def coverages() -> Iterator[tuple[str, str, float, Callable[[Random], Sample]]]:
 def covered(metric: str, truth: float, draw: Callable[[Random], Sample], sims: int) -> dict[str, float]:
     """Of `sims` samples: the share whose interval holds the truth, of those that have one; without width; without any."""
     random, held, flat, none = np.random.default_rng(3), 0, 0, 0
-    known = {"bounds": METRICS[metric].bounds} if "bounds" in signature(estimated).parameters else {}
+    known: dict[str, Any] = {}
+    if "bounds" in signature(estimated).parameters:  # earlier states have none
+        known["bounds"] = METRICS[metric].bounds
     for seed in range(sims):
         values, groups = draw(random)
         made = estimated(values, groups, replicates=1000, seed=seed, **known)
@@ -196,7 +204,7 @@ def absences(sims: int) -> dict[str, dict[str, float]]:
     """[case]: the shares of the three words."""
     made = {}
     for patients, prevalence, size, noise in (*RELIED, *ABSENT):
-        random, words = np.random.default_rng(9), {"supported": 0, "not supported": 0, "not testable": 0}
+        random, words = np.random.default_rng(9), dict.fromkeys(WORDS, 0)
         for seed in range(sims):
             met, clean = random.random(patients) < prevalence, random.normal(size=patients)
             gone = [clean - (size * met + noise * random.normal(size=patients)) for _ in range(2)]
@@ -236,7 +244,9 @@ def levels(sims: int) -> dict[str, float]:
 def measured(sims: int) -> dict[str, Any]:
     """All of it."""
     return {
-        "coverage": {name: _told(name, covered(*case, sims)) for name, *case in coverages()},
+        "coverage": {
+            name: _told(name, covered(metric, truth, draw, sims)) for name, metric, truth, draw in coverages()
+        },
         "comparisons": _told("comparisons", comparisons(sims)),
         "contradictions": _told("contradictions", contradictions(sims)),
         "absences": _told("absences", absences(sims)),
@@ -261,16 +271,16 @@ def tables(found: dict[str, Any], before: dict[str, Any] | None) -> Iterator[str
     yield _row(*["---"] * (1 + len(states)))
     for part in ("comparisons", "contradictions", "rounding", "levels"):
         for name in found[part]:
-            yield _row(name, *(f"{100 * one[part][name]:.1f} %" for one in states))
+            yield _row(name, *("" if name not in one[part] else f"{100 * one[part][name]:.1f} %" for one in states))
     yield ""
     yield _row(
         "removal in all of so many patients",
-        *(f"{title}: supported / not supported / not testable" for title in titles),
+        *(f"{title}: {' / '.join(WORDS)}" for title in titles),
     )
     yield _row(*["---"] * (1 + len(states)))
     for name in found["absences"]:
         yield _row(
-            name, *(" / ".join(f"{100 * each:.0f} %" for each in one["absences"][name].values()) for one in states)
+            name, *(" / ".join(f"{100 * one['absences'][name][word]:.0f} %" for word in WORDS) for one in states)
         )
 
 
@@ -300,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = None if chosen.beside is None else json.loads(chosen.beside.read_text(encoding="utf-8"))
     print("\n".join(tables(found, before)))
     for path in [chosen.json] * (chosen.json is not None) + [RESULTS] * chosen.write:
-        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 import numpy as np
 
+import test_audit_sentences as said
 import test_audit_verdicts as rules
+from camscope import labels
+from camscope.audit.report import sentences
 from camscope.audit.schema import Line, Number
 from camscope.audit.shortcuts import masses
 from camscope.audit.shortcuts.interventions import effects, judging
 from camscope.audit.verdicts import judged, maps, regions
+from camscope.errors import CategoryError
 from mutants import Mutant
 
 
@@ -42,6 +46,15 @@ def few_patients_show_no_absence() -> None:
     gone = [effects.removal("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
     assert judging.reliance([], gone)[0] == "not testable"
     assert judging.reliance([], gone, prevalence=0.2)[0] == "not supported"
+
+
+def several_categories() -> None:
+    assert labels.choose_categories(["WBC"], [], "cells.json") == ("WBC",)
+    try:
+        merged = labels.choose_categories(["WBC", "RBC"], [], "cells.json")
+    except CategoryError:
+        merged = ()
+    assert merged == ()
 
 
 OF_AUDITS = [
@@ -82,8 +95,20 @@ OF_AUDITS = [
         one_donor,
     ),
     Mutant(
-        "a control is not asked", maps, "_sane", "control.passes is not False", "False",
+        "a control is not asked", maps, "_sane", "if control.passes:", "if False:",
         rules.test_randomisation_says_nothing_where_the_edge_detector_passes_too,
+    ),
+    Mutant(
+        "what could not be tested clears a model", sentences, "no_objection", "if not tested.value", "if False",
+        said.test_ten_questions_that_could_not_be_tested_clear_nobody,
+    ),
+    Mutant(
+        "what was set aside was not tested", judging, "_absent", "if _measured(set_aside)", "if False",
+        said.test_a_removal_that_is_shown_was_tested,
+    ),
+    Mutant(
+        "categories are merged", labels, "choose_categories", "not chosen and len(names) > 1", "False",
+        several_categories,
     ),
     Mutant("negative heat counts", masses, "share", "np.maximum(heat, 0)", "np.abs(heat)", a_share_is_of_what_is_positive),
 ]  # fmt: skip

@@ -22,7 +22,7 @@ import pyarrow.parquet as parquet
 
 from camscope import audit
 from camscope.audit.comparing import compared
-from camscope.audit.config import Config
+from camscope.audit.config import Config, Margins
 from camscope.audit.demonstration import CLEAN, CONFOUNDED, phantom_audit
 from camscope.audit.verifying import verified
 from camscope.errors import InputError, OutputError, TargetError
@@ -436,5 +436,5 @@ def test_the_config_that_init_writes_runs(cases, tmp_path):
     assert made.regions.columns == {"token": "region_token"}
     assert made.regions.organ == "region_lungs"
     assert Path(made.data.manifest).resolve() == Path(config.data.manifest).resolve()
-    assert made.margins == Config.of(config).margins
+    assert made.margins == Margins()
     assert all(len(line) < 140 for line in text.splitlines())

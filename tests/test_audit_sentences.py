@@ -507,3 +507,20 @@ def test_the_report_says_which_category_counted():
     html = page(full(check=full().check.model_copy(update={"marked": (marks,)})))
     said = on_page(html)
     assert said.count("Marked places of nodule : WBC of a COCO file . Not counted: RBC , Platelets .") == 2
+
+
+def test_the_console_says_which_category_counted(capsys):
+    from types import SimpleNamespace
+
+    from camscope.audit.schema import Marked
+    from camscope.cli.audit import tell
+
+    marks = (
+        Marked(name=FINDING, source="a COCO file", categories=("WBC",), left_out=("RBC", "Platelets")),
+        Marked(name="the organ", source="the column 'lungs'"),
+    )
+    summary = full(check=full().check.model_copy(update={"marked": marks}))
+    tell(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report="report.html"))
+    said = capsys.readouterr().out
+    assert f"marked  {FINDING}: WBC of a COCO file; not counted: RBC, Platelets" in said
+    assert "marked  the organ: the column 'lungs'" in said
