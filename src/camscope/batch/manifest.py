@@ -26,7 +26,7 @@ TABLES = (".csv", ".parquet")
 LOCAL = ("", "file", "local", "dir", "git", "generic", "reference")  # what fsspec calls the disk, or can lead to it
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
-OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
+OURS = ("row", "sha256", "status", "error", "failure", "label", "score", "probability", "method", "layer", "parameters")
 TAKEN = (
     *OURS,
     "grid",

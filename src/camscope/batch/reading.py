@@ -15,7 +15,16 @@ from torch import Tensor
 
 from camscope.batch.manifest import Manifest
 from camscope.batch.threads import in_order
-from camscope.errors import CamscopeError, GeometryError, ImageError, InputError, MissingExtraError
+from camscope.errors import (
+    CamscopeError,
+    GeometryError,
+    ImageError,
+    InputError,
+    MissingExtraError,
+    is_out_of_memory,
+    is_transient,
+    memory_reason,
+)
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
 from camscope.images.listing import PICTURES, is_medical
@@ -35,6 +44,7 @@ class Loaded:
     sha256: str | None
     item: Item | None = None
     error: str | None = None
+    transient: bool = False  # the error: another try may succeed
     image: Pixels | None = None
     seen: Pixels | None = None
     notes: tuple[str, ...] = ()
@@ -62,11 +72,12 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
     except InputError as error:
         return Loaded(row, None, error="its path leads elsewhere" if manifest.private else str(error))
     except FileNotFoundError:
-        return Loaded(row, None, error="there is no such file")
+        return Loaded(row, None, error="there is no such file", transient=True)
     except CamscopeError:
         raise
     except Exception as error:  # a store, a network and a dataset may raise anything
-        return Loaded(row, None, error=f"it cannot be read: {_words(error, manifest.private)}")
+        unread = "://" in row["path"] or is_transient(error)  # a store and a network may raise anything
+        return Loaded(row, None, error=f"it cannot be read: {_words(error, manifest.private)}", transient=unread)
     digits = sha256_of(source)
     try:
         item = read(source)
@@ -78,16 +89,22 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
         return Loaded(row, digits, plain, image=item.image, seen=item.seen, notes=notes)
     except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
         said = unquoted(error) if manifest.private else str(error)
-        return Loaded(row, digits, error=said.removeprefix("the file: "))
+        return Loaded(row, digits, error=said.removeprefix("the file: "), transient=is_transient(error))
     except CamscopeError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            why = f"{memory_reason(error)} while reading and preprocessing it"
+            return Loaded(row, digits, error=why, transient=True)
         kind = type(error).__name__
-        return Loaded(row, digits, error=f"the preprocessing fails: {kind}{'' if manifest.private else f': {error}'}")
+        why = f"the preprocessing fails: {kind}{'' if manifest.private else f': {error}'}"
+        return Loaded(row, digits, error=why, transient=is_transient(error))
 
 
 def _words(error: Exception, private: bool) -> str:
     """What an error says; where files may not be named, its kind."""
+    if is_out_of_memory(error):
+        return memory_reason(error)
     return getattr(error, "strerror", None) or (type(error).__name__ if private else str(error))
 
 

@@ -14,7 +14,15 @@ from camscope.batch.manifest import Manifest
 from camscope.batch.pictures import Drawing, Pictures
 from camscope.batch.reading import Loaded
 from camscope.cards import digest
-from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
+from camscope.errors import (
+    LayerError,
+    MissingExtraError,
+    ModelError,
+    PreprocessError,
+    TargetError,
+    is_out_of_memory,
+    memory_reason,
+)
 from camscope.explainers import Explainer
 from camscope.explainers.clock import Clock
 from camscope.explainers.facts import in_words
@@ -113,7 +121,7 @@ class Worker:
     def rows(self, batch: Batch, draw: Drawing | None = None) -> list[dict[str, Any]]:
         """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
         if batch.x is None:
-            return [row for one in batch.images for row in self._failed(one, one.error or "")]
+            return [row for one in batch.images for row in self._failed(one, one.error or "", transient=one.transient)]
         try:
             return self._explained(batch.images, batch.x, draw)
         except OF_THE_RUN:
@@ -121,13 +129,12 @@ class Worker:
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            why = str(error)
-        except torch.OutOfMemoryError as error:
-            why = f"out of memory, alone: {error}"
+            why, transient = str(error), False
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            transient = is_out_of_memory(error)
+            why = f"{memory_reason(error)}, alone" if transient else f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()  # only here, where the error is gone, and with it what the pass that failed held
-        return self._apart(batch, draw, why)
+        return self._apart(batch, draw, why, transient=transient)
 
     def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[dict[str, Any]]:
         """The rows, image by image."""
@@ -156,15 +163,15 @@ class Worker:
         row["notes"] = [*row["notes"], *one.notes]
         return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
 
-    def _apart(self, batch: Batch, draw: Drawing | None, error: str) -> list[dict[str, Any]]:
+    def _apart(self, batch: Batch, draw: Drawing | None, error: str, *, transient: bool) -> list[dict[str, Any]]:
         """In halves, down to the image that fails."""
         if len(batch.images) == 1:
-            return self._failed(batch.images[0], error)
+            return self._failed(batch.images[0], error, transient=transient)
         return [row for half in batch.halves() for row in self.rows(half, draw)]
 
-    def _failed(self, one: Loaded, error: str) -> list[dict[str, Any]]:
+    def _failed(self, one: Loaded, error: str, *, transient: bool) -> list[dict[str, Any]]:
         return [
-            rows.failed(self._common(one), error, self._said(one, q), tool.title)
+            rows.failed(self._common(one), error, self._said(one, q), tool.title, transient=transient)
             for q in range(len(self.asked(one)))
             for tool in self.tools
         ]

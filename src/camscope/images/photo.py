@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camscope.errors import ImageError
+from camscope.errors import ImageError, is_out_of_memory, memory_reason
 from camscope.images.silence import silent
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ def _told(name: str) -> Iterator[None]:
     except Exception as error:
         if reason := getattr(error, "strerror", None):
             raise ImageError(f"{name}: it cannot be read: {reason}") from error
+        if is_out_of_memory(error):
+            raise ImageError(f"{name}: {memory_reason(error)} while decoding it") from error
         raise ImageError(f"{name}: it is damaged: {str(error) or type(error).__name__}") from error
 
 

@@ -72,7 +72,13 @@ def agree(
     """
     store, parts = Store(output), Store(run.folder)
     facts = {"made_with": {"run": run.facts["made_with"], "agreement": "spearman"}, "versions": run.facts["versions"]}
-    store.begin(facts, overwrite=overwrite)
+    with store.begun(facts, overwrite=overwrite):
+        _write(run, store, parts, threads, told)
+    return summed_up(table(output), keys_of(run), group)
+
+
+def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Callable[[int, int], None] | None) -> None:
+    """The parts that are not there yet."""
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
     rows = {chunk: arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet") for chunk in todo}
@@ -89,7 +95,6 @@ def agree(
             store.write(chunk, table_of(own, columns))
         elif told is not None:
             told(done := done + sizes[chunk], sum(sizes.values()))
-    return summed_up(table(output), keys_of(run), group)
 
 
 def table(folder: str | os.PathLike[str]) -> "pa.Table":

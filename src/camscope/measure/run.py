@@ -80,8 +80,8 @@ def measure(
         again = Again.of(made, model, preprocess)
         trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
     store = Store(output)
-    store.begin(_facts(plain, asked, trials, masks, categories), overwrite=overwrite)
-    _write(plain, trials, store, threads or os.cpu_count() or 1, told)
+    with store.begun(_facts(plain, asked, trials, masks, categories), overwrite=overwrite):
+        _write(plain, trials, store, threads or os.cpu_count() or 1, told)
     return Measures(output)
 
 
