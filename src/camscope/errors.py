@@ -99,6 +99,7 @@ OF_THE_PATH = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )  # which another try does not change
+OUT_OF_MEMORY = "out of memory"
 MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",
     re.IGNORECASE,
@@ -121,7 +122,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def memory_reason(error: BaseException) -> str:
     """`out of memory (8.00 GiB requested)`: without the stack frames and addresses that libraries add."""
     found = REQUESTED.search(str(error))
-    return f"out of memory ({found[1]} requested)" if found else "out of memory"
+    return f"{OUT_OF_MEMORY} ({found[1]} requested)" if found else OUT_OF_MEMORY
 
 
 def is_transient(error: BaseException) -> bool:

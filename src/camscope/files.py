@@ -24,6 +24,7 @@ except ImportError:  # Windows
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*NO_SPACE, errno.EROFS, errno.EIO)  # every further file would fail in the same way
 LOCK_WAIT = 10.0  # seconds
+BUSY = "another process is writing to this folder; wait until it ends, or choose another folder"
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
@@ -193,6 +194,26 @@ class FolderLock:
         except OSError:  # this file system has no locks
             return True
         return True
+
+
+@contextlib.contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """The folder, made where it is not there, for one process at a time; OutputError where another holds it.
+
+    A folder that was made for it, and is empty in the end, is removed.
+    """
+    new = not folder.exists()
+    make_folder(folder)
+    lock = FolderLock(folder)
+    try:
+        if not lock.take():
+            raise OutputError(f"{folder}: {BUSY}")
+        yield
+    finally:
+        lock.release()
+        if new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _close(handle: int) -> None:

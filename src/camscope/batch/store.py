@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from camscope.batch.manifest import arrow
 from camscope.batch.rows import FAILED
 from camscope.errors import OutputError, RunError
-from camscope.files import FolderLock, make_folder, write_bytes, write_error, writing
+from camscope.files import BUSY, FolderLock, make_folder, write_bytes, write_error, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -257,9 +257,6 @@ class Store:
             return None
         found = metadata.get(IDENTITY)
         return None if found is None else found.decode(errors="replace")
-
-
-BUSY = "another process is writing to this folder; wait until it ends, or choose another folder"
 
 
 def identity_of(facts: Mapping[str, Any]) -> str:
