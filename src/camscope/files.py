@@ -34,6 +34,14 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     return Path(path)
 
 
+def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
+    """Write a file that every start of a command generates again; OutputError where one with other bytes is in its place."""
+    path = Path(path)
+    if not overwrite and path.is_file() and path.read_bytes() == data:
+        return path
+    return write_bytes(path, data, overwrite=overwrite, sync=False)
+
+
 @contextlib.contextmanager
 def writing(
     path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, size: int | None = None

@@ -161,7 +161,12 @@ def written(
             draw.finish(made)
     made.sort(key=lambda row: row["row"])
     table = rows.table_of(made, rows.schema(worker.manifest, overlays=worker.pictures is not None))
-    store.write(task.chunk, table if task.rows is None else rows.merged(store.read(task.chunk), table))
+    if task.rows is not None:
+        there = store.read(task.chunk).replace_schema_metadata()
+        table = rows.merged(there, table)
+        if table.equals(there):  # they failed again
+            return
+    store.write(task.chunk, table)
 
 
 def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Batch]:

@@ -26,6 +26,7 @@ SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed wh
 OVERLAY = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpe?g|png|webp)")
 OVERLAY_FOLDER = re.compile(r"\d{6,}")
 IDENTITY = b"camscope.run"  # in the metadata of a part: the digest of what its run is made with
+SOURCE = b"camscope.source"  # in the metadata of a part that was computed from another: the digest of that one
 KINDS = {
     "agreement": "the agreement of methods",
     "metrics": "metric values",
@@ -222,13 +223,15 @@ class Store:
         """The file of a chunk's part."""
         return self.parts / f"part-{chunk:08d}.parquet"
 
-    def write(self, chunk: int, rows: "pa.Table") -> None:
+    def write(self, chunk: int, rows: "pa.Table", source: str | None = None) -> None:
         """A part: written beside its place, synced, renamed. Of two processes that write the same one, one wins.
 
-        RunError where the run was replaced or removed since it was begun.
+        `source`: the digest of what the rows were computed from, see `source_of`. RunError where the run was replaced or
+        removed since it was begun.
         """
-        if self.identity is not None:
-            rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), IDENTITY: self.identity.encode()})
+        facts = {IDENTITY: self.identity, SOURCE: source}
+        known = {name: value.encode() for name, value in facts.items() if value is not None}
+        rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **known} or None)
         with writing(self.path_of(chunk)) as file:
             arrow("parquet").write_table(rows, file, compression="zstd")
             file.flush()
@@ -248,14 +251,25 @@ class Store:
 
     def of_this_run(self, chunks: Collection[int]) -> list[int]:
         """Those of the parts that are there which carry this run's identity, or none, as older versions wrote them."""
-        return [chunk for chunk in chunks if self._identity_of_part(chunk) in (None, self.identity)]
+        return [chunk for chunk in chunks if self._metadata(chunk, IDENTITY) in (None, self.identity)]
 
-    def _identity_of_part(self, chunk: int) -> str | None:
+    def digest_of(self, chunk: int) -> str:
+        """16 hex digits that change where rows of a part are replaced because another try succeeded, or failed."""
+        rows = arrow("parquet").read_table(self.path_of(chunk), columns=["row", "status"], partitioning=None)
+        return hashlib.sha256(json.dumps([rows[name].to_pylist() for name in ("row", "status")]).encode()).hexdigest()[
+            :16
+        ]
+
+    def source_of(self, chunk: int) -> str | None:
+        """The digest of the part that a part was computed from; None where it does not say."""
+        return self._metadata(chunk, SOURCE)
+
+    def _metadata(self, chunk: int, name: bytes) -> str | None:
         try:
             metadata = arrow("parquet").read_schema(self.path_of(chunk)).metadata or {}
         except (OSError, arrow().ArrowInvalid):  # `reasons` says what is wrong with it
             return None
-        found = metadata.get(IDENTITY)
+        found = metadata.get(name)
         return None if found is None else found.decode(errors="replace")
 
 

@@ -82,6 +82,8 @@ def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Call
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
     rows = {chunk: arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet") for chunk in todo}
+    sources = {chunk: parts.digest_of(chunk) for chunk in todo}  # images that failed may have been tried again since
+    there = {chunk for chunk in there if store.source_of(chunk) in (None, sources.get(chunk))}
     sizes = {chunk: len(rows[chunk].to_table(columns=["row"])["row"].unique()) for chunk in todo}
     for chunk in todo:
         own: list[Row] = []
@@ -92,7 +94,7 @@ def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Call
             if told is not None:
                 told(done, sum(sizes.values()))
         if chunk not in there:
-            store.write(chunk, table_of(own, columns))
+            store.write(chunk, table_of(own, columns), sources[chunk])
         elif told is not None:
             told(done := done + sizes[chunk], sum(sizes.values()))
 
