@@ -17,9 +17,11 @@ from typing import Any, BinaryIO
 from camscope.errors import OutputError
 
 try:
-    import fcntl
+    import fcntl as _fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl: Any = None
+else:
+    fcntl = _fcntl
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*NO_SPACE, errno.EROFS, errno.EIO)  # every further file would fail in the same way

@@ -13,6 +13,7 @@ import torch
 
 from camscope.batch.local import Outcome, Task, written
 from camscope.batch.manifest import arrow
+from camscope.batch.memory import MemoryBudget
 from camscope.batch.reading import loaded
 from camscope.batch.store import Store
 from camscope.batch.worker import Worker
@@ -45,9 +46,10 @@ class Sent:
             return found
         task = Task(chunk, tuple(table["row"].to_pylist()) if again else None)
         manifest = replace(self.worker.manifest, table=table)
-        images = loaded(manifest, manifest.rows(0, table.num_rows), self.worker.read, self.threads)
+        memory = MemoryBudget(self.threads)
+        images = loaded(manifest, manifest.rows(0, table.num_rows), self.worker.read, self.threads, memory)
         with contextlib.closing(images):
-            for count, failures in written(task, images, self.worker, self.store, self.threads):
+            for count, failures in written(task, images, self.worker, self.store, self.threads, memory):
                 found.count(count, failures, None, None)
         return found
 

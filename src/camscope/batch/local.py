@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.batch import rows
 from camscope.batch.manifest import Manifest, arrow
+from camscope.batch.memory import MemoryBudget
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.store import Store
 from camscope.batch.worker import Batch, Worker
@@ -81,9 +82,11 @@ class Outcome:
     @property
     def failures_by_kind(self) -> Counter[Failure]:
         """How many images have no map, by reason and kind of failure."""
-        kinds = {(reason, rows.TRANSIENT): count for reason, count in self.transient.items()}
-        others = {(reason, rows.PERMANENT): count - self.transient[reason] for reason, count in self.reasons.items()}
-        return +Counter(kinds | others)
+        kinds: Counter[Failure] = Counter()
+        for reason, count in self.reasons.items():
+            kinds[reason, rows.TRANSIENT] = self.transient[reason]
+            kinds[reason, rows.PERMANENT] = count - self.transient[reason]
+        return +kinds
 
     def add(self, failures: Mapping[Failure, int]) -> None:
         """Count images without a map, by reason and kind of failure."""
@@ -131,11 +134,12 @@ def run_chunks(
     todo, outcome = unfinished(plan, store, retry_failed=retry_failed)
     outcome.count(0, {}, max_failures, told)
     each = (row for task in todo for row in task.table(plan, manifest.table).to_pylist())
-    images = loaded(manifest, each, worker.read, threads)
+    memory = MemoryBudget(threads)
+    images = loaded(manifest, each, worker.read, threads, memory)
     try:
         for task in todo:
             count = task.table(plan, manifest.table).num_rows
-            with closing(written(task, islice(images, count), worker, store, threads)) as steps:
+            with closing(written(task, islice(images, count), worker, store, threads, memory)) as steps:
                 for count, failures in steps:
                     outcome.count(count, failures, max_failures, told)
     finally:
@@ -144,14 +148,14 @@ def run_chunks(
 
 
 def written(
-    task: Task, images: Iterator[Loaded], worker: Worker, store: Store, threads: int
+    task: Task, images: Iterator[Loaded], worker: Worker, store: Store, threads: int, memory: MemoryBudget
 ) -> Generator[tuple[int, Mapping[Failure, int]], None, None]:
     """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map.
 
     Overlays are drawn meanwhile, by so many threads, and are there before the part is.
     """
     made: list[dict[str, Any]] = []
-    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads) as draw:
+    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads, memory) as draw:
         for batch in ahead(batches(images, worker)):
             new = worker.rows(batch, draw)
             made += new

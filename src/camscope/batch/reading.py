@@ -5,7 +5,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest
+from camscope.batch.memory import DECODING, MemoryBudget
 from camscope.batch.threads import in_order
 from camscope.errors import (
     CamscopeError,
@@ -28,7 +29,7 @@ from camscope.errors import (
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
 from camscope.images.listing import PICTURES, is_medical
-from camscope.images.photo import remarks
+from camscope.images.photo import pixel_count, remarks
 from camscope.images.private import unquoted
 from camscope.images.sources import selected
 
@@ -48,10 +49,16 @@ class Loaded:
     image: Pixels | None = None
     seen: Pixels | None = None
     notes: tuple[str, ...] = ()
+    pixels: int = 0  # of the image
+    dropped: bool = False  # the pictures, which would have taken too much memory: they are read again
 
 
 def loaded(
-    manifest: Manifest, rows: Iterable[Row], read: Callable[[Any], Item], threads: int
+    manifest: Manifest,
+    rows: Iterable[Row],
+    read: Callable[[Any], Item],
+    threads: int,
+    memory: MemoryBudget | None = None,
 ) -> Generator[Loaded, None, None]:
     """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads.
 
@@ -60,13 +67,13 @@ def loaded(
     left = iter(rows)
     some = iter(lambda: list(islice(left, TOGETHER)), [])
     with closing(
-        in_order(lambda few: [_load(manifest, row, read) for row in few], some, threads, ahead=threads)
+        in_order(lambda few: [_load(manifest, row, read, memory) for row in few], some, threads, ahead=threads)
     ) as each:
         for few in each:
             yield from few
 
 
-def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
+def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item], memory: MemoryBudget | None) -> Loaded:
     try:
         source = source_of(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
     except InputError as error:
@@ -80,13 +87,17 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
         return Loaded(row, None, error=f"it cannot be read: {_words(error, manifest.private)}", transient=unread)
     digits = sha256_of(source)
     try:
-        item = read(source)
+        with held_for(source, memory):
+            item = read(source)
+            keep = memory is None or manifest.images is not None or memory.keeps(item.image, item.seen)
+            image, seen = (item.image, item.seen) if keep else (None, None)
+            pixels = 0 if item.image is None else item.image.size // 3
+            item = replace(item, image=None, seen=None)
         notes: tuple[str, ...] = ()
         if isinstance(source, bytes):
             with suppress(ImageError):  # a later frame is damaged, which nobody asked for
                 notes = remarks(source, row["path"])
-        plain = replace(item, image=None, seen=None)
-        return Loaded(row, digits, plain, image=item.image, seen=item.seen, notes=notes)
+        return Loaded(row, digits, item, image=image, seen=seen, notes=notes, pixels=pixels, dropped=not keep)
     except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
         said = unquoted(error) if manifest.private else str(error)
         return Loaded(row, digits, error=said.removeprefix("the file: "), transient=is_transient(error))
@@ -99,6 +110,13 @@ def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
         kind = type(error).__name__
         why = f"the preprocessing fails: {kind}{'' if manifest.private else f': {error}'}"
         return Loaded(row, digits, error=why, transient=is_transient(error))
+
+
+def held_for(source: Any, memory: MemoryBudget | None) -> AbstractContextManager[None]:
+    """The memory in which a file's bytes are decoded, as far as their header tells."""
+    if memory is None or not isinstance(source, bytes):
+        return nullcontext()
+    return memory.held(DECODING * pixel_count(source))
 
 
 def _words(error: Exception, private: bool) -> str:

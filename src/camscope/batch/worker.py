@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 from camscope.batch import rows
 from camscope.batch.intake import Way, expect_reducible, taken_in
 from camscope.batch.manifest import Manifest
-from camscope.batch.pictures import Drawing, Pictures
-from camscope.batch.reading import Loaded
+from camscope.batch.pictures import Background, Drawing, Pictures
+from camscope.batch.reading import Loaded, sha256_of, source_of
 from camscope.cards import digest
 from camscope.errors import (
+    ImageError,
     LayerError,
     MissingExtraError,
     ModelError,
@@ -31,7 +32,7 @@ from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
 from camscope.explainers.scope import home
 from camscope.explainers.together import expect_alike, explanations
-from camscope.explanation import Explanation
+from camscope.explanation import Explanation, Pixels
 from camscope.hooks.base import unwrap
 from camscope.targets import Question
 
@@ -161,7 +162,23 @@ class Worker:
     ) -> dict[str, Any]:
         row = rows.found(self._common(one), made, self._said(one, which), seconds)
         row["notes"] = [*row["notes"], *one.notes]
-        return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
+        if draw is None:
+            return row
+        background = Background(partial(self._images_of, one), one.pixels, waiting=not one.dropped)
+        return {**row, "overlay": draw(row, made, background)}
+
+    def _images_of(self, one: Loaded) -> tuple[Pixels | None, Pixels | None]:
+        """What an overlay is drawn on, read again where it was not kept: the image, and what the model saw of it."""
+        if not one.dropped:
+            return one.image, one.seen
+        try:
+            source = source_of(self.manifest, one.row["path"])
+        except OSError as error:
+            raise ImageError(f"it cannot be read again: {error.strerror or type(error).__name__}") from error
+        if sha256_of(source) != one.sha256:
+            raise ImageError("it has changed since it was explained")
+        item = self.read(source)
+        return item.image, item.seen
 
     def _apart(self, batch: Batch, draw: Drawing | None, error: str, *, transient: bool) -> list[dict[str, Any]]:
         """In halves, down to the image that fails."""
