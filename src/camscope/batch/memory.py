@@ -26,9 +26,9 @@ def _trim() -> Trim | None:
     return None
 
 
-def _give_back() -> None:
-    """Pillow allocates images in blocks, which glibc keeps for each thread that once decoded a large one."""
-    if (trim := _trim()) is not None:
+def give_back(size: int) -> None:
+    """Give free memory back after work of many bytes: glibc keeps Pillow's for each thread that once decoded a large image."""
+    if size > LARGE and (trim := _trim()) is not None:
         trim(0)
 
 
@@ -50,8 +50,7 @@ class MemoryBudget:
         try:
             yield
         finally:
-            if size > LARGE:
-                _give_back()
+            give_back(size)
             with self._changed:
                 self._free += size
                 self._changed.notify_all()
