@@ -381,13 +381,16 @@ def test_a_file_of_that_name_by_another_program_is_left_alone(folder, model, tmp
     with pytest.raises(OutputError, match="another program's"):
         Run(tmp_path / "out")
     (tmp_path / "out" / "run.json").write_text('{"made_wi')
+    with pytest.raises(OutputError, match="damaged, or another program's"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
+    (tmp_path / "out" / "run.json").unlink()
     assert run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True).images == 7
 
 
 def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
     (tmp_path / "taken").write_text("a file")
     for output in (tmp_path / "taken", tmp_path / "taken" / "deep"):
-        with pytest.raises(OutputError, match="no run can be written there: "):
+        with pytest.raises(OutputError, match="taken is a file, not a folder; choose another place"):
             run_batch(GradCAM(model), folder, output)
 
 

@@ -34,7 +34,7 @@ def test_a_folder_and_the_same_command_again(images):
     first = batch("images", "--method", "gradcam,layercam", "-o", "out")
     assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\n")
     again = batch("images", "--method", "gradcam,layercam", "-o", "out")
-    assert (again.exit_code, again.stdout) == (0, "maps    3 images, 3 of 3 were done before: out\n")
+    assert (again.exit_code, again.stdout) == (0, "maps    3 images (3 processed before): out\n")
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
     said = "out holds another run (methods: gradcam, layercam there, gradcam here); pass --overwrite, or another folder"
@@ -46,14 +46,14 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     (images / "1.png").write_bytes(b"")
     result = batch("images", "-o", "out")
     assert result.exit_code == 1
-    assert result.stdout == "maps    2 images: out\n"
+    assert result.stdout == "maps    2 of 3 images: out\n"
     assert "the file is empty" in result.stderr
     (told,) = [line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("note: to see which")]
     assert told == "to see which: camscope show out --where \"status = 'failed'\"", "as a terminal takes it"
     assert CliRunner().invoke(app, shlex.split(told.partition("camscope ")[2])).exit_code == 0
     assert "images/1.png" in (images.parent / "page.html").read_text()
     again = batch("images", "-o", "out")
-    assert (again.exit_code, again.stdout) == (1, "maps    2 images, 3 of 3 were done before: out\n")
+    assert (again.exit_code, again.stdout) == (1, "maps    2 of 3 images (3 processed before): out\n")
     assert "the file is empty" in again.stderr
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
 

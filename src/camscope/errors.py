@@ -19,6 +19,9 @@ CamscopeError
 CamscopeWarning (UserWarning)               a result that is flagged, not wrong
 """
 
+import errno
+import re
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -92,3 +95,59 @@ class MissingExtraError(CamscopeError, ImportError):
 
 class CamscopeWarning(UserWarning):
     """A result that is flagged, not wrong."""
+
+
+OF_THE_PATH = (
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)  # which another try does not change
+OUT_OF_MEMORY = "out of memory"
+MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",
+    re.IGNORECASE,
+)
+REQUESTED = re.compile(
+    r"(?:tried to allocate|failed to allocate|unable to allocate) ([\d.,]+ ?(?:bytes|[KMGTP]i?B))", re.IGNORECASE
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, NumPy's and Arrow's MemoryError, and what PyTorch, CUDA and OpenCV raise instead."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    foreign = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
+    return foreign and not isinstance(error, CamscopeError) and MEMORY.search(str(error)) is not None
+
+
+def memory_reason(error: BaseException) -> str:
+    """`out of memory (8.00 GiB requested)`: without the stack frames and addresses that libraries add."""
+    found = REQUESTED.search(str(error))
+    return f"{OUT_OF_MEMORY} ({found[1]} requested)" if found else OUT_OF_MEMORY
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same file may be read at another time: it was missing or out of reach, or memory ran out.
+
+    A file that was read and is no image, and a path that can lead to none, are permanent failures. The errors behind an error
+    count too, for readers report the system's errors in words of their own.
+    """
+    return any(
+        is_out_of_memory(cause)
+        or isinstance(cause, FileNotFoundError | ConnectionError | TimeoutError)
+        or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in OF_THE_PATH)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it, also where it was raised `from None`."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

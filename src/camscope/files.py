@@ -2,53 +2,134 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
 import secrets
 import shutil
 import stat
+import time
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterator
-from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from camscope.errors import OutputError
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows
+    fcntl: Any = None
+else:
+    fcntl = _fcntl
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*NO_SPACE, errno.EROFS, errno.EIO)  # every further file would fail in the same way
+LOCK_WAIT = 10.0  # seconds
+BUSY = "another process is writing to this folder; wait until it ends, or choose another folder"
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
     """Write a file that is there at once; see `writing`."""
-    with writing(path, overwrite=overwrite, sync=sync) as file:
+    with writing(path, overwrite=overwrite, sync=sync, size=len(data)) as file:
         file.write(data)
     return Path(path)
 
 
+def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
+    """Write a file that every start of a command generates again; OutputError where one with other bytes is in its place."""
+    path = Path(path)
+    if not overwrite and path.is_file() and path.read_bytes() == data:
+        return path
+    return write_bytes(path, data, overwrite=overwrite, sync=False)
+
+
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True) -> Iterator[BinaryIO]:
+def writing(
+    path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, size: int | None = None
+) -> Iterator[BinaryIO]:
     """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
 
-    `sync`: wait until the disk has it, so that it outlasts a loss of power.
+    `sync`: wait until the disk has it, so that it outlasts a loss of power. `size`: the number of bytes, where it is known
+    in advance. A failure to write is an OutputError with the path and, on a full disk, the bytes needed and free.
     """
     path = Path(path)
     if not overwrite and os.path.lexists(path):
         raise _exists(path)
-    _make_folder(path.parent)
+    make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with sibling.open("xb") as file:
-            yield file
-            if sync:
+        with _write_errors(path), io.BufferedWriter(_SiblingFile(sibling, path, size)) as file:
+            # an OSError of the caller, who may be reading another file, is not a failure to write this one
+            failure = None
+            try:
+                yield file
+            except OSError as error:
+                failure = error
+            if failure is None and sync:
                 file.flush()
                 os.fsync(file.fileno())
-        if overwrite:
-            sibling.replace(path)
-        else:
-            _moved(sibling, path)
+        if failure is not None:
+            raise failure
+        with _write_errors(path):
+            if overwrite:
+                sibling.replace(path)
+            else:
+                _moved(sibling, path)
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
+
+
+class _SiblingFile(io.FileIO):
+    """A temporary sibling whose failed writes name the file that was meant."""
+
+    def __init__(self, sibling: Path, path: Path, size: int | None) -> None:
+        super().__init__(sibling, "xb")
+        self._path, self._size = path, size
+
+    def write(self, data: Any, /) -> int:
+        """Write some bytes."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            needed = self._size or self.tell() + memoryview(data).nbytes
+            raise write_error(self._path, error, needed, at_least=self._size is None) from error
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Whatever the system says of a file that cannot be written, as an OutputError that names it."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError, size: int | None = None, *, at_least: bool = False) -> OutputError:
+    """The error for a file or folder that cannot be written; on a full disk with the bytes needed and free."""
+    reason = (error.strerror or str(error)).rstrip(".")
+    advice = "choose another place"
+    if error.errno in NO_SPACE:
+        needed = [] if size is None else [f"{'at least ' if at_least else ''}{size:,} bytes needed"]
+        with contextlib.suppress(OSError):
+            needed.append(f"{shutil.disk_usage(_existing(path)).free:,} bytes free")
+        reason = f"{reason} ({', '.join(needed)})" if needed else reason
+        advice = "free some space, or choose another place"
+    elif error.errno == errno.EFBIG and size is not None:
+        reason = f"{reason} ({size:,} bytes needed)"
+    made = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
+    made.errno = error.errno
+    return made
+
+
+def _existing(path: Path) -> Path:
+    """The folder that the path is in, or the nearest one that exists."""
+    return next(one for one in (*path.absolute().parents, Path()) if one.is_dir())
 
 
 @contextlib.contextmanager
@@ -61,26 +142,95 @@ def new_folder(path: str | os.PathLike[str], is_own: Callable[[Path], bool] | No
     there = list(path.iterdir()) if path.is_dir() else []
     if os.path.lexists(path) and (not path.is_dir() or not all(is_own and is_own(one) for one in there)):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
-    _make_folder(path.parent)
+    make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        sibling.mkdir()
+        with _write_errors(path):
+            sibling.mkdir()
         yield sibling
-        for one in there:
-            one.unlink()
-        sibling.replace(path)
+        with _write_errors(path):
+            for one in there:
+                one.unlink()
+            sibling.replace(path)
     except BaseException:
         shutil.rmtree(sibling, ignore_errors=True)
         raise
 
 
-def _make_folder(path: Path) -> None:
-    """With those that it is in; an OutputError where a file has the name of one."""
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it is in; an OutputError where that is not possible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         file = next(one for one in (path, *path.parents) if os.path.lexists(one))
         raise OutputError(f"{file} is a file, not a folder; choose another place") from None
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+class FolderLock:
+    """A lock on a folder, which the system releases when its process ends, however it ends; it leaves no file behind.
+
+    Processes that share their work hold it together (`share`); one that replaces what the folder holds holds it alone
+    (`take`). Where the system has no such locks (Windows, some network file systems) every request is granted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._handle = folder, -1
+        if fcntl is not None:
+            self._handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._closing = weakref.finalize(self, _close, self._handle)
+
+    def take(self) -> bool:
+        """Hold it alone; False where another process, or another thread's lock, holds it."""
+        return fcntl is None or self._locked(fcntl.LOCK_EX)
+
+    def share(self) -> bool:
+        """Hold it with others; waits for a moment for a process that is just clearing the folder."""
+        if fcntl is None:
+            return True
+        end = time.monotonic() + LOCK_WAIT
+        while not (granted := self._locked(fcntl.LOCK_SH)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return granted
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._closing()
+
+    def _locked(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # this file system has no locks
+            return True
+        return True
+
+
+@contextlib.contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """The folder, made where it is not there, for one process at a time; OutputError where another holds it.
+
+    A folder that was made for it, and is empty in the end, is removed.
+    """
+    new = not folder.exists()
+    make_folder(folder)
+    lock = FolderLock(folder)
+    try:
+        if not lock.take():
+            raise OutputError(f"{folder}: {BUSY}")
+        yield
+    finally:
+        lock.release()
+        if new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def _close(handle: int) -> None:
+    if handle >= 0:
+        os.close(handle)
 
 
 def _moved(sibling: Path, path: Path) -> None:
@@ -135,7 +285,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
         return file.read()
 
 
-def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> BufferedReader:
+def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `limit` bytes.
 
     It never waits for a pipe. A file of no size is empty, also one of `/proc`, which would go on for ever.

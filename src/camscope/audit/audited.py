@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
 from camscope.audit.config import Config
+from camscope.audit.ownership import PLAN
 from camscope.audit.report.words import subject_of
 from camscope.audit.running import (
-    PLAN,
     Foreseeing,
     Telling,
     as_json,
@@ -31,7 +31,7 @@ from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
 from camscope.errors import InputError
-from camscope.files import expect_regular_files, write_bytes
+from camscope.files import expect_regular_files, held_alone, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,16 +54,17 @@ def run(
     """
     subject = Subject(Config.of(config), folder_of(output))
     telling = told or (lambda stage, done, total: None)
-    begin(subject, telling, overwrite=overwrite)
-    provenance.begun(subject, anew=overwrite)
-    made = stages(subject, telling, overwrite=False, foreseen=foreseen)
-    expect_images(subject, provenance.seen(subject))
-    summary = summarised(subject, made)
-    writing.write_metrics(subject)
-    writing.write_failures(subject)
-    write_bytes(subject.folder / writing.SUMMARY, as_json(summary.model_dump(mode="json")))
-    report(subject, summary, provenance.facts(subject))
-    provenance.write(subject)
+    with held_alone(subject.folder):
+        begin(subject, telling, overwrite=overwrite)
+        provenance.begun(subject, anew=overwrite)
+        made = stages(subject, telling, overwrite=False, foreseen=foreseen)
+        expect_images(subject, provenance.seen(subject))
+        summary = summarised(subject, made)
+        writing.write_metrics(subject)
+        writing.write_failures(subject)
+        write_bytes(subject.folder / writing.SUMMARY, as_json(summary.model_dump(mode="json")))
+        report(subject, summary, provenance.facts(subject))
+        provenance.write(subject)
     return AuditRun(subject.folder)
 
 

@@ -11,13 +11,15 @@ CLEAN, CONFOUNDED = 0.5, 0.95  # how often the token is there where the finding 
 TRAINED, UNSEEN = 1, 99  # seeds of the images that the net learns, and of those of the audit
 
 
-def phantom_audit(folder: Path, p: float = CONFOUNDED, *, images: int = 200, seed: int = 0) -> Config:
+def phantom_audit(
+    folder: Path, p: float = CONFOUNDED, *, images: int = 200, seed: int = 0, overwrite: bool = True
+) -> Config:
     """Draw a study, train a net on it in seconds, write images, masks, manifest and weights; the config of their audit.
 
     `p`: P(token | lesion) = 1 - P(token | clear), in training and in the audited images: 0.5 says nothing, 1 everything.
     """
-    manifest = write_study(draw_study(images, UNSEEN + seed, p), folder)
-    return Config.of(described(manifest, write_net(_learnt(p, seed), folder), p))
+    manifest = write_study(draw_study(images, UNSEEN + seed, p), folder, overwrite=overwrite)
+    return Config.of(described(manifest, write_net(_learnt(p, seed), folder, overwrite=overwrite), p))
 
 
 @cache

@@ -12,7 +12,8 @@ from camscope.audit.audited import AuditRun
 from camscope.audit.checked import Checked
 from camscope.audit.lines import PATIENT, summed_up
 from camscope.audit.numbers import number
-from camscope.audit.running import JOBS, STAGES
+from camscope.audit.ownership import STAGES
+from camscope.audit.running import JOBS
 from camscope.audit.schema import Answers, Intervention, Line, Number
 from camscope.audit.shortcuts.interventions import insertion, removal
 from camscope.audit.shortcuts.trying import NO_EFFECT

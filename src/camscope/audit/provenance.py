@@ -21,7 +21,7 @@ from camscope.audit.self_test import self_test
 from camscope.audit.subject import Subject
 from camscope.batch.run import digest_of_table
 from camscope.cards import digest
-from camscope.files import write_bytes
+from camscope.files import make_folder, write_bytes, write_error
 from camscope.models import nameless
 from camscope.version import __version__
 
@@ -98,12 +98,16 @@ def commit() -> str:
 
 def note(folder: Path, event: Mapping[str, Any]) -> None:
     """A line of the log: what happened when. No audit's digest depends on it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG
     cut = log.is_file() and log.read_bytes()[-1:] not in (b"\n", b"")
-    with log.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + line + "\n")
+    added = ("\n" if cut else "") + line + "\n"
+    try:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(added)
+    except OSError as error:
+        raise write_error(log, error, len(added.encode())) from error
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from camscope.audit import provenance, writing
+from camscope.audit import provenance
 from camscope.audit.askable import expect_askable
 from camscope.audit.digesting import of_images, others
 from camscope.audit.estimating import estimated
+from camscope.audit.ownership import PLAN, STAGES, expect_own, is_plan, remove_outputs
 from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
 from camscope.audit.stages.check import check
 from camscope.audit.stages.explain import explain
@@ -25,10 +26,11 @@ from camscope.audit.stages.robustness import robustness
 from camscope.audit.stages.sanity import sanity
 from camscope.audit.stages.shortcut import shortcut
 from camscope.audit.subject import Subject
+from camscope.batch.store import SIBLING
 from camscope.errors import OutputError
 from camscope.files import path_in, write_bytes
 
-PLAN, STAGES, IMAGES = "audit.json", "stages", "images"
+IMAGES = "images"
 FORESEEN_AFTER = "resolve"  # which has tried the model and the methods
 Telling = Callable[[str, int, int], None]  # a stage, and how much of it is done, of how much
 Foreseeing = Callable[[Mapping[str, float]], None]  # stage -> seconds that it will take, about
@@ -75,19 +77,26 @@ def begin(subject: Subject, told: Telling, *, overwrite: bool) -> None:
     their digests noted; `told` of it as of the stage "images".
     """
     expect_askable(subject)
+    _expect_audit(subject.folder)
     plan, facts = subject.folder / PLAN, provenance.identity(subject)
     some = any((subject.folder / STAGES).glob("*.json"))
     known = _read(plan) if plan.is_file() and some and not overwrite else None  # a plan alone has cost nothing
     if known is not None:
         _expect_same(subject, facts, known)
-    elif subject.folder.is_dir() and any(subject.folder.iterdir()) and not plan.is_file():
-        raise OutputError(f"{subject.folder} exists and is no audit; choose another folder")
+    expect_own(subject.folder)
     images = of_images(subject, lambda done, total: told(IMAGES, done, total))
     if known is not None:
         expect_images(subject, known.get(IMAGES))
         return
-    writing.emptied(subject.folder)
+    remove_outputs(subject.folder)
     write_bytes(plan, as_json({**facts, IMAGES: images}))
+
+
+def _expect_audit(folder: Path) -> None:
+    """OutputError for a folder that holds anything, and no audit: files of other programs are called `audit.json` too."""
+    there = (one.name for one in folder.iterdir()) if folder.is_dir() else ()
+    if any(not SIBLING.fullmatch(name) for name in there) and not is_plan(folder / PLAN):
+        raise OutputError(f"{folder} exists and is no audit; choose another folder")
 
 
 def _expect_same(subject: Subject, facts: Mapping[str, str], known: Any) -> None:

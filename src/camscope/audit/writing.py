@@ -2,7 +2,6 @@
 
 import csv
 import io
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,24 +19,6 @@ METRICS, FAILURES, SUMMARY = "metrics.parquet", "failures.csv", "summary.json"
 REPORT, GALLERY = "report.html", "gallery.json"
 VALUES = {"localise": "", "faithfulness": "values", "robustness": "values"}
 LONG = ("stage", "row", "id", "finding", "method", "layer", "control", "metric", "fill", "value", "reason")
-
-
-def emptied(folder: Path) -> None:
-    """A folder without what an audit leaves in it but its log, which says what was declared before; nothing else is touched."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("maps", "localise", "faithfulness", "robustness", "stages"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (
-        "predictions.parquet",
-        "interventions.parquet",
-        METRICS,
-        FAILURES,
-        SUMMARY,
-        REPORT,
-        GALLERY,
-        "provenance.json",
-    ):
-        (folder / name).unlink(missing_ok=True)
 
 
 def write_metrics(subject: Subject) -> None:

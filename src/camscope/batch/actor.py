@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from camscope.batch.local import Outcome, written
+from camscope.batch.local import Outcome, Task, written
 from camscope.batch.manifest import arrow
+from camscope.batch.memory import MemoryBudget
 from camscope.batch.reading import loaded
 from camscope.batch.store import Store
 from camscope.batch.worker import Worker
@@ -34,17 +35,22 @@ class Sent:
     threads: int
     folder: str | None  # where relative paths begin, if there are any
 
-    def part(self, chunk: int, table: "pa.Table") -> Outcome:
-        """Make the part of a chunk of its rows of the manifest; one that is there is only read."""
+    def part(self, chunk: int, table: "pa.Table", *, again: bool = False) -> Outcome:
+        """Make the part of a chunk of its rows of the manifest; one that is there is only read.
+
+        `again`: the rows are those that failed, and replace the ones that are there.
+        """
         found = Outcome()
-        if self.store.path_of(chunk).exists():  # whoever made it died before it could tell
-            found.count(table.num_rows, self.store.reasons([chunk]).elements(), None, None)
+        if not again and self.store.of_this_run(self.store.finished() & {chunk}):  # its maker died before it could tell
+            found.count(table.num_rows, self.store.reasons([chunk]), None, None)
             return found
+        task = Task(chunk, tuple(table["row"].to_pylist()) if again else None)
         manifest = replace(self.worker.manifest, table=table)
-        images = loaded(manifest, manifest.rows(0, table.num_rows), self.worker.read, self.threads)
+        memory = MemoryBudget(self.threads)
+        images = loaded(manifest, manifest.rows(0, table.num_rows), self.worker.read, self.threads, memory)
         with contextlib.closing(images):
-            for count, reasons in written(chunk, images, self.worker, self.store, self.threads):
-                found.count(count, reasons, None, None)
+            for count, failures in written(task, images, self.worker, self.store, self.threads, memory):
+                found.count(count, failures, None, None)
         return found
 
 
@@ -64,7 +70,7 @@ class Actor:
             told = [packed(error)]
         return pa.table({"told": pa.array(told, pa.binary())})
 
-    def _made(self, chunk: int, at: int, images: int) -> Outcome:
+    def _made(self, chunk: int, at: int, images: int, again: bool) -> Outcome:
         import ray
 
         deaths = ray.get(self._tries.begin.remote(chunk))
@@ -78,7 +84,7 @@ class Actor:
         if self._ready is None:  # not in the constructor: of an error there nothing would arrive
             self._ready = self._unpacked()
         sent, rows = self._ready
-        return sent.part(chunk, rows.slice(at, images))
+        return sent.part(chunk, rows.slice(at, images), again=again)
 
     def _unpacked(self) -> "tuple[Sent, pa.Table]":
         import ray

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from camscope.batch.memory import give_back
 from camscope.errors import ImageError, PreprocessError
 from camscope.explainers import Explainer
 from camscope.explainers.inputs import Item, item_of, known, picture_of, read_item
@@ -79,6 +80,7 @@ def _pixels(source: Any, tool: Explainer, reduced: bool) -> tuple[Pixels, tuple[
     preprocess = tool.preprocess
     if not reduced or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
         pixels = read_photo(source).pixels
+        give_back(pixels.nbytes)
         return pixels, pixels.shape[:2]
 
     def enough(size: tuple[int, int]) -> tuple[int, int]:

@@ -1,20 +1,25 @@
 """The local engine: chunk after chunk in this process, images read ahead by threads."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from camscope.batch import rows
-from camscope.batch.manifest import Manifest
+from camscope.batch.manifest import Manifest, arrow
+from camscope.batch.memory import MemoryBudget
 from camscope.batch.reading import Loaded, loaded
 from camscope.batch.store import Store
 from camscope.batch.worker import Batch, Worker
 from camscope.errors import InputError, RunError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Failure = tuple[str, str | None]  # the reason, and its kind: see `rows.failed`
 Told = Callable[["Outcome"], None]  # called with what there is so far
 
 
@@ -43,6 +48,22 @@ class Plan:
         return chunk * self.size, min(self.images, (chunk + 1) * self.size)
 
 
+@dataclass(frozen=True)
+class Task:
+    """A chunk that is to be worked on: its part is missing, or the images of some `rows` are to be tried again."""
+
+    chunk: int
+    rows: tuple[int, ...] | None = None  # numbers of the manifest; None: all of the chunk
+
+    def table(self, plan: Plan, table: "pa.Table") -> "pa.Table":
+        """Its rows of the manifest."""
+        start, stop = plan.bounds(self.chunk)
+        some = table.slice(start, stop - start)
+        if self.rows is None:
+            return some
+        return some.filter(arrow("compute").is_in(some["row"], arrow().array(self.rows, arrow().int64())))
+
+
 @dataclass
 class Outcome:
     """What became of the images of a run, or of a shard: of how many there are maps, and why others have none."""
@@ -51,15 +72,32 @@ class Outcome:
     before: int = 0  # of them, found done
     images: int = 0  # of them, worked off now
     reasons: Counter[str] = field(default_factory=Counter)
+    transient: Counter[str] = field(default_factory=Counter)  # of them, those that another try may remove
 
     @property
     def failures(self) -> int:
         """Images without a map."""
         return self.reasons.total()
 
-    def count(self, images: int, reasons: Iterable[str], most: int | None, told: Told | None) -> None:
+    @property
+    def failures_by_kind(self) -> Counter[Failure]:
+        """How many images have no map, by reason and kind of failure."""
+        kinds: Counter[Failure] = Counter()
+        for reason, count in self.reasons.items():
+            kinds[reason, rows.TRANSIENT] = self.transient[reason]
+            kinds[reason, rows.PERMANENT] = count - self.transient[reason]
+        return +kinds
+
+    def add(self, failures: Mapping[Failure, int]) -> None:
+        """Count images without a map, by reason and kind of failure."""
+        for (reason, kind), count in failures.items():
+            self.reasons[reason] += count
+            if kind == rows.TRANSIENT:
+                self.transient[reason] += count
+
+    def count(self, images: int, failures: Mapping[Failure, int], most: int | None, told: Told | None) -> None:
         """Add what became of some images, and tell it; RunError after more failures than `most`."""
-        self.reasons.update(reasons)
+        self.add(failures)
         self.images += images
         if told is not None:
             told(self)
@@ -68,12 +106,17 @@ class Outcome:
             raise RunError(f"{self.failures} images failed, more than {most}: {why}")
 
 
-def unfinished(plan: Plan, store: Store) -> tuple[list[int], Outcome]:
-    """The chunks whose parts are not there, and what is known before any of them is begun."""
-    there, sizes = store.finished(), {c: stop - start for c in plan.chunks for start, stop in [plan.bounds(c)]}
-    done = [chunk for chunk in sizes if chunk in there]
-    outcome = Outcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done), reasons=store.reasons(done))
-    return [chunk for chunk in sizes if chunk not in there], outcome
+def unfinished(plan: Plan, store: Store, *, retry_failed: bool = False) -> tuple[list[Task], Outcome]:
+    """What is to be worked on, and what is known before any of it is begun."""
+    sizes = {c: stop - start for c in plan.chunks for start, stop in [plan.bounds(c)]}
+    done = store.of_this_run(sorted(sizes.keys() & store.finished()))
+    outcome = Outcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
+    outcome.add(store.reasons(done))
+    again: dict[int, tuple[int, ...]] = {}
+    if retry_failed and outcome.failures:
+        again = {chunk: failed for chunk in done if (failed := tuple(store.failed_rows(chunk)))}
+        outcome = Outcome(outcome.total, outcome.before - sum(map(len, again.values())))
+    return [Task(chunk, again.get(chunk)) for chunk in sizes if chunk in again or chunk not in set(done)], outcome
 
 
 def run_chunks(
@@ -84,44 +127,50 @@ def run_chunks(
     threads: int,
     max_failures: int | None = None,
     told: Told | None = None,
+    *,
+    retry_failed: bool = False,
 ) -> Outcome:
     """Work off the chunks whose parts are not there; RunError after more failures than are allowed."""
-    todo, outcome = unfinished(plan, store)
-    outcome.count(0, (), max_failures, told)
-    each = (row for chunk in todo for row in manifest.rows(*plan.bounds(chunk)))
-    images = loaded(manifest, each, worker.read, threads)
+    todo, outcome = unfinished(plan, store, retry_failed=retry_failed)
+    outcome.count(0, {}, max_failures, told)
+    each = (row for task in todo for row in task.table(plan, manifest.table).to_pylist())
+    memory = MemoryBudget(threads)
+    images = loaded(manifest, each, worker.read, threads, memory)
     try:
-        for chunk in todo:
-            start, stop = plan.bounds(chunk)
-            with closing(written(chunk, islice(images, stop - start), worker, store, threads)) as steps:
-                for count, reasons in steps:
-                    outcome.count(count, reasons, max_failures, told)
+        for task in todo:
+            count = task.table(plan, manifest.table).num_rows
+            with closing(written(task, islice(images, count), worker, store, threads, memory)) as steps:
+                for count, failures in steps:
+                    outcome.count(count, failures, max_failures, told)
     finally:
         images.close()
     return outcome
 
 
 def written(
-    chunk: int, images: Iterator[Loaded], worker: Worker, store: Store, threads: int
-) -> Generator[tuple[int, list[str]], None, None]:
+    task: Task, images: Iterator[Loaded], worker: Worker, store: Store, threads: int, memory: MemoryBudget
+) -> Generator[tuple[int, Mapping[Failure, int]], None, None]:
     """Make the part of a chunk of its images; after each pass: how many had it, and why some of them have no map.
 
     Overlays are drawn meanwhile, by so many threads, and are there before the part is.
     """
     made: list[dict[str, Any]] = []
-    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads) as draw:
+    with nullcontext() if worker.pictures is None else worker.pictures.drawing(threads, memory) as draw:
         for batch in ahead(batches(images, worker)):
             new = worker.rows(batch, draw)
             made += new
-            yield (
-                len(batch.images),
-                list({row["row"]: row["error"] for row in new if row["status"] == rows.FAILED}.values()),
-            )
+            failed = {row["row"]: (row["error"], row["failure"]) for row in new if row["status"] == rows.FAILED}
+            yield len(batch.images), Counter(failed.values())
         if draw is not None:
             draw.finish(made)
     made.sort(key=lambda row: row["row"])
-    columns = rows.schema(worker.manifest, overlays=worker.pictures is not None)
-    store.write(chunk, rows.table_of(made, columns))
+    table = rows.table_of(made, rows.schema(worker.manifest, overlays=worker.pictures is not None))
+    if task.rows is not None:
+        there = store.read(task.chunk).replace_schema_metadata()
+        table = rows.merged(there, table)
+        if table.equals(there):  # they failed again
+            return
+    store.write(task.chunk, table)
 
 
 def batches(images: Iterator[Loaded], worker: Worker) -> Iterator[Batch]:

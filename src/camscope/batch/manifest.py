@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TABLES = (".csv", ".parquet")
 PIECE = 65_536  # names that become Arrow's at once
 # columns of the result, which a manifest cannot carry along
-OURS = ("row", "sha256", "status", "error", "label", "score", "probability", "method", "layer", "parameters")
+OURS = ("row", "sha256", "status", "error", "failure", "label", "score", "probability", "method", "layer", "parameters")
 TAKEN = (
     *OURS,
     "grid",

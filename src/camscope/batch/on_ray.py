@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.batch.actor import Actor, Sent, pickled
 from camscope.batch.cluster import connected, pool, tries_of
-from camscope.batch.local import Outcome, Plan, Told, unfinished
+from camscope.batch.local import Outcome, Plan, Task, Told, unfinished
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.store import Store
 from camscope.batch.worker import Worker
@@ -40,10 +40,12 @@ def run_chunks(
     told: Told | None = None,
     address: str | None = None,
     workers: int | None = None,
+    *,
+    retry_failed: bool = False,
 ) -> Outcome:
     """Work off the chunks whose parts are not there, on a cluster; RunError after more failures than are allowed."""
-    todo, outcome = unfinished(plan, store)
-    outcome.count(0, (), max_failures, told)
+    todo, outcome = unfinished(plan, store, retry_failed=retry_failed)
+    outcome.count(0, {}, max_failures, told)
     if not todo:
         return outcome
     with connected(address) as ray:
@@ -53,8 +55,8 @@ def run_chunks(
             given = {"sent": [sent], "rows": [ray.put(rows)], "tries": tries, "cpus": cpus}
             with contextlib.closing(_results(ray, dealt, given, min(count, len(dealt)), _on_cuda(worker))) as results:
                 for one in results:
-                    outcome.count(one.images, one.reasons.elements(), max_failures, told)
-    missing = len(set(todo) - store.finished())
+                    outcome.count(one.images, one.failures_by_kind, max_failures, told)
+    missing = len({task.chunk for task in todo} - store.finished())
     if missing:
         raise RunError(
             f"{missing} of {len(todo)} parts are not in {store.parts}: it must be a folder that all nodes see"
@@ -62,23 +64,23 @@ def run_chunks(
     return outcome
 
 
-def _pieces(todo: Sequence[int], plan: Plan, table: "pa.Table") -> "Iterator[tuple[list[dict[str, int]], pa.Table]]":
+def _pieces(todo: Sequence[Task], plan: Plan, table: "pa.Table") -> "Iterator[tuple[list[dict[str, Any]], pa.Table]]":
     """Chunks that are dealt out at a time, and their rows: of each chunk its number, and which of these rows are its."""
     chunks, images = AHEAD
     step = max(1, min(chunks, images // plan.size))
     for first in range(0, len(todo), step):
-        bounds = [(chunk, *plan.bounds(chunk)) for chunk in todo[first : first + step]]
-        sizes = [stop - start for _, start, stop in bounds]
-        places = accumulate(sizes, initial=0)
-        rows = arrow().concat_tables([table.slice(start, stop - start) for _, start, stop in bounds]).combine_chunks()
-        yield (
-            [{"chunk": bound[0], "at": at, "images": n} for bound, at, n in zip(bounds, places, sizes, strict=False)],
-            rows,
-        )
+        tasks = todo[first : first + step]
+        rows = [task.table(plan, table) for task in tasks]
+        places = accumulate((len(own) for own in rows), initial=0)
+        dealt = [
+            {"chunk": task.chunk, "at": at, "images": len(own), "again": task.rows is not None}
+            for task, at, own in zip(tasks, places, rows, strict=False)
+        ]
+        yield dealt, arrow().concat_tables(rows).combine_chunks()
 
 
 def _results(
-    ray: Any, dealt: list[dict[str, int]], given: dict[str, Any], count: int, cuda: bool
+    ray: Any, dealt: list[dict[str, Any]], given: dict[str, Any], count: int, cuda: bool
 ) -> Generator[Outcome, None, None]:
     """What becomes of each chunk, as it becomes known; closed before its end, it stops the actors."""
     work = ray.data.from_items(dealt, override_num_blocks=len(dealt)).map_batches(

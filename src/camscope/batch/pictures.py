@@ -1,6 +1,7 @@
 """Pictures: overlays that a run writes beside its maps, drawn and encoded while the model goes on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,13 +10,30 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from camscope import render
+from camscope.batch.memory import DECODING, DRAWING, MemoryBudget
 from camscope.batch.names import Names
 from camscope.batch.store import OVERLAYS
 from camscope.errors import InputError
 from camscope.explanation import Explanation, Pixels
 from camscope.files import path_in, write_bytes
 
+LARGEST = 25_000_000  # pixels of an overlay: of a larger image it is drawn at so many
 A_FOLDER = 1000  # images whose overlays lie in one folder: file systems and viewers are slow with more
+
+
+@dataclass(frozen=True)
+class Background:
+    """What a map is drawn on: the image, and what the model saw of it; read when it is drawn. `pixels`: of the image."""
+
+    read: Callable[[], tuple[Pixels | None, Pixels | None]]
+    pixels: int
+    waiting: bool = True  # in memory
+
+    @property
+    def cost(self) -> int:
+        """Bytes that it takes to draw on it."""
+        drawing = DRAWING * min(self.pixels, LARGEST)
+        return drawing if self.waiting else max(drawing, DECODING * self.pixels)
 
 
 @dataclass(frozen=True)
@@ -32,33 +50,50 @@ class Pictures:
             raise InputError(f"overlays={self.kind!r}; expected {', '.join(one[1:] for one in render.FORMATS)}")
 
     @contextmanager
-    def drawing(self, threads: int) -> Iterator["Drawing"]:
+    def drawing(self, threads: int, memory: MemoryBudget) -> Iterator["Drawing"]:
         """Inside, overlays of rows are drawn by so many threads."""
         with ThreadPoolExecutor(threads, thread_name_prefix="camscope-drawing") as pool:
-            yield Drawing(self, pool, 8 * threads)
+            yield Drawing(self, pool, 8 * threads, memory)
 
-    def write(self, path: Path, one: Explanation, image: Pixels | None, seen: Pixels | None) -> None:
+    def write(self, path: Path, one: Explanation, background: Background, memory: MemoryBudget) -> None:
         """The picture is not synced, as a part is: it can be drawn again from the map."""
+        with memory.held(background.cost):
+            data = self._drawn(path.suffix, one, background)
+        write_bytes(path, data, sync=False)
+
+    def _drawn(self, suffix: str, one: Explanation, background: Background) -> bytes:
+        image, seen = background.read()
+        if image is not None and one.heat.ndim == 2:
+            image = bounded(image)
         if image is not None and one.placement is not None:
             size = image.shape[: len(one.placement.image_size)]
             one = replace(one, placement=one.placement.on_image_of(size))
-        picture = replace(one, image=image, seen=seen).marked(self.height)
-        write_bytes(path, render.encode(picture, path.suffix), sync=False)
+        return render.encode(replace(one, image=image, seen=seen).marked(self.height), suffix)
+
+
+def bounded(image: Pixels) -> Pixels:
+    """(H,W,3): the same picture in at most `LARGEST` pixels."""
+    height, width = image.shape[:2]
+    if height * width <= LARGEST:
+        return image
+    factor = math.sqrt(LARGEST / (height * width))
+    return render.fitted(image, max(1, int(height * factor)), max(1, int(width * factor)))
 
 
 class Drawing:
     """Overlays that are being drawn, no more of them waiting than can soon be drawn."""
 
-    def __init__(self, pictures: Pictures, pool: ThreadPoolExecutor, most: int) -> None:
+    def __init__(self, pictures: Pictures, pool: ThreadPoolExecutor, most: int, memory: MemoryBudget) -> None:
+        self._memory = memory
         self._pictures, self._pool, self._room = pictures, pool, BoundedSemaphore(most)
         self._waiting: dict[str, Future[None]] = {}
 
-    def __call__(self, row: Mapping[str, Any], one: Explanation, image: Pixels | None, seen: Pixels | None) -> str:
+    def __call__(self, row: Mapping[str, Any], one: Explanation, background: Background) -> str:
         """Draw a row's overlay, soon: its path inside the run's folder."""
         names = (OVERLAYS, f"{row['row'] // A_FOLDER:06d}", f"{self._pictures.names.stem(row)}.{self._pictures.kind}")
         name, path = "/".join(names), path_in(self._pictures.folder, *names)
         self._room.acquire()
-        drawn = self._pool.submit(self._pictures.write, path, one, image, seen)
+        drawn = self._pool.submit(self._pictures.write, path, one, background, self._memory)
         drawn.add_done_callback(lambda _: self._room.release())
         self._waiting[name] = drawn
         return name

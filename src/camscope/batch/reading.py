@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -11,12 +11,21 @@ from typing import Any
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest
+from camscope.batch.memory import DECODING, MemoryBudget
 from camscope.batch.threads import in_order
-from camscope.errors import CamscopeError, GeometryError, ImageError, InputError
+from camscope.errors import (
+    CamscopeError,
+    GeometryError,
+    ImageError,
+    InputError,
+    is_out_of_memory,
+    is_transient,
+    memory_reason,
+)
 from camscope.explainers.inputs import Item
 from camscope.explanation import Pixels
 from camscope.files import open_regular
-from camscope.images.photo import remarks
+from camscope.images.photo import pixel_count, remarks
 from camscope.images.private import unquoted
 from camscope.images.sources import selected
 
@@ -32,13 +41,20 @@ class Loaded:
     sha256: str | None
     item: Item | None = None
     error: str | None = None
+    transient: bool = False  # the error: another try may succeed
     image: Pixels | None = None
     seen: Pixels | None = None
     notes: tuple[str, ...] = ()
+    pixels: int = 0  # of the image
+    dropped: bool = False  # the pictures, which would have taken too much memory: they are read again
 
 
 def loaded(
-    manifest: Manifest, rows: Iterable[Row], read: Callable[[Any], Item], threads: int
+    manifest: Manifest,
+    rows: Iterable[Row],
+    read: Callable[[Any], Item],
+    threads: int,
+    memory: MemoryBudget | None = None,
 ) -> Generator[Loaded, None, None]:
     """The images of some rows, in their order. `read`: an image -> the model's input; it runs in many threads.
 
@@ -47,44 +63,62 @@ def loaded(
     left = iter(rows)
     some = iter(lambda: list(islice(left, TOGETHER)), [])
     with closing(
-        in_order(lambda few: [_load(manifest, row, read) for row in few], some, threads, ahead=threads)
+        in_order(lambda few: [_load(manifest, row, read, memory) for row in few], some, threads, ahead=threads)
     ) as each:
         for few in each:
             yield from few
 
 
-def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item]) -> Loaded:
+def _load(manifest: Manifest, row: Row, read: Callable[[Any], Item], memory: MemoryBudget | None) -> Loaded:
     try:
         source = source_of(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
     except InputError as error:
         return Loaded(row, None, error="its path leads elsewhere" if manifest.private else str(error))
     except FileNotFoundError:
-        return Loaded(row, None, error="there is no such file")
+        return Loaded(row, None, error="there is no such file", transient=True)
     except CamscopeError:
         raise
     except Exception as error:  # a store, a network and a dataset may raise anything
-        return Loaded(row, None, error=f"it cannot be read: {_words(error, manifest.private)}")
+        unread = "://" in row["path"] or is_transient(error)  # a store and a network may raise anything
+        return Loaded(row, None, error=f"it cannot be read: {_words(error, manifest.private)}", transient=unread)
     digits = sha256_of(source)
     try:
-        item = read(source)
+        with held_for(source, memory):
+            item = read(source)
+            keep = memory is None or manifest.images is not None or memory.keeps(item.image, item.seen)
+            image, seen = (item.image, item.seen) if keep else (None, None)
+            pixels = 0 if item.image is None else item.image.size // 3
+            item = replace(item, image=None, seen=None)
         notes: tuple[str, ...] = ()
         if isinstance(source, bytes):
             with suppress(ImageError):  # a later frame is damaged, which nobody asked for
                 notes = remarks(source, row["path"])
-        plain = replace(item, image=None, seen=None)
-        return Loaded(row, digits, plain, image=item.image, seen=item.seen, notes=notes)
+        return Loaded(row, digits, item, image=image, seen=seen, notes=notes, pixels=pixels, dropped=not keep)
     except (InputError, GeometryError) as error:  # no image, or one that the preprocessing does not take
         said = unquoted(error) if manifest.private else str(error)
-        return Loaded(row, digits, error=said.removeprefix("the file: "))
+        return Loaded(row, digits, error=said.removeprefix("the file: "), transient=is_transient(error))
     except CamscopeError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            why = f"{memory_reason(error)} while reading and preprocessing it"
+            return Loaded(row, digits, error=why, transient=True)
         kind = type(error).__name__
-        return Loaded(row, digits, error=f"the preprocessing fails: {kind}{'' if manifest.private else f': {error}'}")
+        why = f"the preprocessing fails: {kind}{'' if manifest.private else f': {error}'}"
+        return Loaded(row, digits, error=why, transient=is_transient(error))
+
+
+def held_for(source: Any, memory: MemoryBudget | None) -> AbstractContextManager[None]:
+    """The memory in which a file's bytes are decoded, as far as their header tells."""
+    if memory is None or not isinstance(source, bytes):
+        return nullcontext()
+    return memory.held(DECODING * pixel_count(source))
 
 
 def _words(error: Exception, private: bool) -> str:
     """What an error says; where files may not be named, its kind."""
+    if is_out_of_memory(error):
+        return memory_reason(error)
     return getattr(error, "strerror", None) or (type(error).__name__ if private else str(error))
 
 

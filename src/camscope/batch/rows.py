@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FAILED = "failed"
+TRANSIENT, PERMANENT = "transient", "permanent"  # failures: another try may succeed, or the file itself is the reason
 
 
 def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
@@ -21,7 +22,7 @@ def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
 
     Of a volume it is 3 x 4. `world` (4 x 4) and `steps` are those of a scan: see `Explanation`.
 
-    `overlays`: with the path of each in the run's folder.
+    `failure`, of a failed row: "transient" or "permanent". `overlays`: with the path of each in the run's folder.
     """
     pa = arrow()
     own = {
@@ -31,6 +32,7 @@ def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
         "sha256": pa.string(),
         "status": pa.string(),
         "error": pa.string(),
+        "failure": pa.string(),
         "target": pa.string(),
         "label": pa.string(),
         "score": pa.float64(),
@@ -82,9 +84,24 @@ def found(common: Mapping[str, Any], one: Explanation, asked: str | None, second
     }
 
 
-def failed(common: Mapping[str, Any], error: str, asked: str | None, method: str) -> dict[str, Any]:
-    """The row of an image that has no map, with its reason."""
-    return {**common, "status": FAILED, "error": error, "target": asked, "method": method}
+def failed(
+    common: Mapping[str, Any], error: str, asked: str | None, method: str, *, transient: bool = False
+) -> dict[str, Any]:
+    """The row of an image that has no map, with its reason; `transient`: another try may succeed."""
+    kind = TRANSIENT if transient else PERMANENT
+    return {**common, "status": FAILED, "error": error, "failure": kind, "target": asked, "method": method}
+
+
+def merged(there: "pa.Table", new: "pa.Table") -> "pa.Table":
+    """The rows of a part in which those of some images are replaced, in the order of the manifest."""
+    pa, compute = arrow(), arrow("compute")
+    kept = there.filter(compute.invert(compute.is_in(there["row"], compute.unique(new["row"]))))
+    missing = {
+        field.name: pa.nulls(kept.num_rows, field.type) for field in new.schema if field.name not in kept.schema.names
+    }
+    columns = [missing.get(field.name) if field.name in missing else kept[field.name] for field in new.schema]
+    both = pa.concat_tables([pa.table(columns, schema=new.schema), new.replace_schema_metadata()])
+    return both.sort_by("row").replace_schema_metadata()
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: "pa.Schema") -> "pa.Table":

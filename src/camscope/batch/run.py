@@ -57,6 +57,7 @@ def run_batch(
     overlays: str | None = None,
     overlay_height: int | None = None,
     overwrite: bool = False,
+    retry_failed: bool = False,
     told: Told | None = None,
     engine: Engine = "local",
     address: str | None = None,
@@ -76,6 +77,9 @@ def run_batch(
     `profile`: "research" writes no file's name, and of the manifest's columns only `target`, `id` and those to `keep`; it is
     that of every run that names a medical image, or whose preprocessing takes scans. "clinical" writes them all. `window`: of
     scans, see `read_scan`; `allow_pixels`: maps are drawn on scans although text may be part of their picture.
+
+    `retry_failed`: images without a map are tried again, and their rows replaced. Their column `failure` says whether that is
+    of use: "transient" (the file was missing or out of reach, or memory ran out), or "permanent".
 
     `overlays`: "jpg", "png" or "webp", to draw each map on
     its image, at `overlay_height` rows, or the image's own.
@@ -103,12 +107,17 @@ def run_batch(
     new = store.begin(made_with, overwrite=overwrite)
     try:
         if engine == "ray":
-            return on_ray.run_chunks(worker, manifest, store, plan, threads, max_failures, told, address, workers)
-        return local.run_chunks(worker, manifest, store, plan, threads or readers(manifest), max_failures, told)
+            return on_ray.run_chunks(
+                worker, manifest, store, plan, threads, max_failures, told, address, workers, retry_failed=retry_failed
+            )
+        n_threads = threads or readers(manifest)
+        return local.run_chunks(worker, manifest, store, plan, n_threads, max_failures, told, retry_failed=retry_failed)
     except (*OF_THE_RUN, TargetError):
         if new:
             store.retract()
         raise
+    finally:
+        store.release()
 
 
 def readers(manifest: Manifest) -> int:

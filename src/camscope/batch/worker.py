@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,10 +11,19 @@ from torch import Tensor
 from camscope.batch import rows
 from camscope.batch.intake import Way, expect_reducible, taken_in
 from camscope.batch.manifest import Manifest
-from camscope.batch.pictures import Drawing, Pictures
-from camscope.batch.reading import Loaded
+from camscope.batch.pictures import Background, Drawing, Pictures
+from camscope.batch.reading import Loaded, sha256_of, source_of
 from camscope.cards import digest
-from camscope.errors import LayerError, MissingExtraError, ModelError, PreprocessError, TargetError
+from camscope.errors import (
+    ImageError,
+    LayerError,
+    MissingExtraError,
+    ModelError,
+    PreprocessError,
+    TargetError,
+    is_out_of_memory,
+    memory_reason,
+)
 from camscope.explainers import Explainer
 from camscope.explainers.clock import Clock
 from camscope.explainers.facts import in_words
@@ -23,7 +32,7 @@ from camscope.explainers.run import run
 from camscope.explainers.scene import asked_of
 from camscope.explainers.scope import home
 from camscope.explainers.together import expect_alike, explanations
-from camscope.explanation import Explanation
+from camscope.explanation import Explanation, Pixels
 from camscope.hooks.base import unwrap
 from camscope.targets import Question
 
@@ -113,7 +122,7 @@ class Worker:
     def rows(self, batch: Batch, draw: Drawing | None = None) -> list[dict[str, Any]]:
         """The rows of a batch: of each image its targets, of each target the methods. `draw`: their overlays."""
         if batch.x is None:
-            return [row for one in batch.images for row in self._failed(one, one.error or "")]
+            return [row for one in batch.images for row in self._failed(one, one.error or "", transient=one.transient)]
         try:
             return self._explained(batch.images, batch.x, draw)
         except OF_THE_RUN:
@@ -121,13 +130,12 @@ class Worker:
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            why = str(error)
-        except torch.OutOfMemoryError as error:
-            why = f"out of memory, alone: {error}"
+            why, transient = str(error), False
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            transient = is_out_of_memory(error)
+            why = f"{memory_reason(error)}, alone" if transient else f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()  # only here, where the error is gone, and with it what the pass that failed held
-        return self._apart(batch, draw, why)
+        return self._apart(batch, draw, why, transient=transient)
 
     def _explained(self, images: Sequence[Loaded], x: Tensor, draw: Drawing | None) -> list[dict[str, Any]]:
         """The rows, image by image."""
@@ -154,17 +162,33 @@ class Worker:
     ) -> dict[str, Any]:
         row = rows.found(self._common(one), made, self._said(one, which), seconds)
         row["notes"] = [*row["notes"], *one.notes]
-        return row if draw is None else {**row, "overlay": draw(row, made, one.image, one.seen)}
+        if draw is None:
+            return row
+        background = Background(partial(self._images_of, one), one.pixels, waiting=not one.dropped)
+        return {**row, "overlay": draw(row, made, background)}
 
-    def _apart(self, batch: Batch, draw: Drawing | None, error: str) -> list[dict[str, Any]]:
+    def _images_of(self, one: Loaded) -> tuple[Pixels | None, Pixels | None]:
+        """What an overlay is drawn on, read again where it was not kept: the image, and what the model saw of it."""
+        if not one.dropped:
+            return one.image, one.seen
+        try:
+            source = source_of(self.manifest, one.row["path"])
+        except OSError as error:
+            raise ImageError(f"it cannot be read again: {error.strerror or type(error).__name__}") from error
+        if sha256_of(source) != one.sha256:
+            raise ImageError("it has changed since it was explained")
+        item = self.read(source)
+        return item.image, item.seen
+
+    def _apart(self, batch: Batch, draw: Drawing | None, error: str, *, transient: bool) -> list[dict[str, Any]]:
         """In halves, down to the image that fails."""
         if len(batch.images) == 1:
-            return self._failed(batch.images[0], error)
+            return self._failed(batch.images[0], error, transient=transient)
         return [row for half in batch.halves() for row in self.rows(half, draw)]
 
-    def _failed(self, one: Loaded, error: str) -> list[dict[str, Any]]:
+    def _failed(self, one: Loaded, error: str, *, transient: bool) -> list[dict[str, Any]]:
         return [
-            rows.failed(self._common(one), error, self._said(one, q), tool.title)
+            rows.failed(self._common(one), error, self._said(one, q), tool.title, transient=transient)
             for q in range(len(self.asked(one)))
             for tool in self.tools
         ]

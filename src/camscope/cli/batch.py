@@ -83,6 +83,9 @@ def run(
         str | None, typer.Option(metavar="A,B", help="Columns that a run of scans writes, beside id and target.")
     ] = None,
     allow_pixels: scans.AllowPixelsOption = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try the images again that have no map, as after a disk was away.")
+    ] = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",
     set_: base.SetOption = None,
@@ -120,6 +123,7 @@ def run(
             overlays=overlays,
             overlay_height=height,
             overwrite=overwrite,
+            retry_failed=retry_failed,
             told=told,
             engine=engine,
             address=address,
@@ -140,14 +144,15 @@ def _tell(outcome: "Outcome", output: str) -> None:
     from rich.table import Table
 
     console, done = base.out(), outcome.before + outcome.images - outcome.failures
-    before = f", {outcome.before} of {outcome.total} were done before" if outcome.before else ""
-    console.print(
-        base.styled(("maps    ", "bold"), (f"{done} images{before}: {base.shown(output)}", "")), soft_wrap=True
-    )
+    images = f"{done} of {outcome.total} images" if outcome.failures else f"{done} images"
+    before = f" ({outcome.before} processed before)" if outcome.before else ""
+    console.print(base.styled(("maps    ", "bold"), (f"{images}{before}: {base.shown(output)}", "")), soft_wrap=True)
     if outcome.failures:
-        table = Table("images", "why they have none", title="failures")
-        for reason, count in outcome.reasons.most_common(20):
-            table.add_row(str(count), base.shown(reason))
+        table = Table("images", "why they have none", "failure", title="failures")
+        for (reason, kind), count in outcome.failures_by_kind.most_common(20):
+            table.add_row(str(count), base.shown(reason), kind)
         base.err().print(table)
         base.note(f"to see which: {base.failed_rows(output)}")
+        if outcome.transient:
+            base.note("transient failures may succeed another time: start the same command again with --retry-failed")
         raise typer.Exit(1)

@@ -47,7 +47,7 @@ def run(
     given = settings(set_ or [], kinds)
     keywords = {name: {**bars.silent(one), **given[name]} for name, one in kinds.items()}
     folder, net = Path(output), base.loaded("phantom")
-    manifest = phantoms(folder, count, seed)
+    manifest = phantoms(folder, count, seed, overwrite=overwrite)
     tools = asking.explainers(kinds, net, None, None, keywords)
     with mapping.resumable(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -59,14 +59,14 @@ def run(
     tables(found, SHOWN, file, overwrite=overwrite)
 
 
-def phantoms(folder: Path, count: int, seed: int) -> Path:
+def phantoms(folder: Path, count: int, seed: int, *, overwrite: bool = False) -> Path:
     """Images with findings, their masks, and the manifest of them all."""
     import csv
     import io
 
     import numpy as np
 
-    from camscope.files import path_in, write_bytes
+    from camscope.files import path_in, write_generated
     from camscope.phantom import CATEGORIES, draw
     from camscope.render import encode
 
@@ -76,11 +76,10 @@ def phantoms(folder: Path, count: int, seed: int) -> Path:
     for n in range(count):
         scan = draw(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
         for place, grey in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
-            write_bytes(
-                path_in(folder, place, f"{seed + n:06d}.png"), encode(grey[..., None].repeat(3, axis=2), ".png")
-            )
+            picture = encode(grey[..., None].repeat(3, axis=2), ".png")
+            write_generated(path_in(folder, place, f"{seed + n:06d}.png"), picture, overwrite=overwrite)
         table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
-    return write_bytes(folder / "list.csv", stream.getvalue().encode())
+    return write_generated(folder / "list.csv", stream.getvalue().encode(), overwrite=overwrite)
 
 
 def _suited(tools: "list[Explainer]", image: Path) -> "list[Any]":

@@ -21,7 +21,7 @@ def audits(output: Path, seed: int, *, overwrite: bool) -> None:
     with mapping.resumable(output), base.remarks():
         for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
             with base.working(f"drawing radiographs and training the {name} net"):
-                config = phantom_audit(output / name, p, seed=seed)
+                config = phantom_audit(output / name, p, seed=seed, overwrite=overwrite)
             with staged() as told:
                 made.append(run(config, output / name / "audit", overwrite=overwrite, told=told, foreseen=tell_time))
     _tell(*made)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from camscope.cli import bars, base, lines, mapping
+from camscope.cli.paths import check_free
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +27,15 @@ MOST, WITH_INTERVALS = 12, 5  # methods whose agreement a terminal has room for
 
 def run(wanted: mapping.Wanted, output: str | None, figure: str | None) -> None:
     """Make the maps that are not there, measure them, and tell."""
+    from camscope.batch.store import Store
     from camscope.measure.comparison import compared
     from camscope.measure.figure import figures_of_matplotlib
 
     figures_of_matplotlib()
     folder = _folder(wanted.source, output)
     where = folder / FIGURE if figure is None else lines.figure_file(figure, wanted.overwrite)
+    if figure is None and Store(folder).facts is None:  # a figure in the folder of a comparison is that comparison's
+        check_free(where, wanted.overwrite)
     with mapping.resumable(folder):
         made, net, outcome = wanted.mapped(str(folder))
         with bars.bar("comparing", 1, base.out()) as bar:

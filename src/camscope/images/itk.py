@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from camscope.errors import ImageError, MissingExtraError
+from camscope.errors import ImageError, MissingExtraError, is_out_of_memory, memory_reason
 from camscope.images.private import scan_name, told
 from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, selected
@@ -86,7 +86,9 @@ def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
         size, parts = reader.GetSize(), reader.GetNumberOfComponents()
         _check(size, parts, name)
         image = reader.Execute()
-    except RuntimeError:
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise ImageError(f"{name}: {memory_reason(error)} while reading it") from None
         raise ImageError(f"{name}: SimpleITK cannot read it: damaged, or of an unknown kind") from None
     finally:
         sitk.ProcessObject.SetGlobalWarningDisplay(warned)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camscope.errors import ImageError
+from camscope.errors import ImageError, is_out_of_memory, memory_reason
 from camscope.files import open_regular
 from camscope.images.silence import silent
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (H,W)
 ORIENTATION = 0x0112  # the number of EXIF's field
+STRIP = 2**22  # pixels that are converted at a time
 MAX_PIXELS = 178_956_970  # where Pillow, as it comes, refuses a file too
 EXPECTED = (
     "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in grey, "
@@ -161,6 +162,8 @@ def _told(name: str) -> Iterator[None]:
     except Exception as error:
         if reason := getattr(error, "strerror", None):
             raise ImageError(f"{name}: it cannot be read: {reason}") from error
+        if is_out_of_memory(error):
+            raise ImageError(f"{name}: {memory_reason(error)} while decoding it") from error
         raise ImageError(f"{name}: it is damaged: {str(error) or type(error).__name__}") from error
 
 
@@ -178,13 +181,34 @@ def _decoded(image: "Image", name: str, max_pixels: int) -> Pixels:
     if upright.mode in {"I", "F"}:
         came = f"{name}: pixels of mode {upright.mode!r} have no known range"
         raise ImageError(f"{came}; scale them to 0..255 and pass a uint8 array")
-    return np.array(_rgb(upright))
+    return _rgb_pixels(upright)
+
+
+def _rgb_pixels(image: "Image") -> Pixels:
+    """(H,W,3), converted some rows at a time: of a large image Pillow's RGB would take more memory than the result."""
+    rows = max(1, STRIP // image.width)
+    if image.height <= rows:
+        return np.array(_rgb(image))
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(image.height, top + rows)))
+        pixels[top : top + rows] = np.asarray(_rgb(strip))
+    return pixels
+
+
+def pixel_count(data: bytes) -> int:
+    """How many pixels a file's header promises; 0 where it is no image."""
+    with suppress(Exception), _opened(data) as image:
+        return image.width * image.height
+    return 0
 
 
 def _upright(image: "Image") -> "Image":
     from PIL import ImageOps
 
     try:
+        if image.getexif().get(ORIENTATION, 1) == 1:
+            return image  # Pillow would copy it
         return ImageOps.exif_transpose(image)
     except Exception:  # damaged EXIF says nothing of the pixels, which are whole: they stay as they lie
         return image

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+LARGE, ROWS = 2**25, 256  # pixels of an image whose channels are resized one after the other; rows made gray at a time
 CHOICES = {
     "fit": ("stretch", "cover", "inside"),
     "rounding": ("even", "zero", "down"),
@@ -75,13 +76,16 @@ class Preprocess:
         """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image."""
         from PIL import Image
 
-        image = Image.fromarray(pixels)
-        if self.channels == 1:
-            image = image.convert("L")
         height, width = pixels.shape[:2]
         resized, start, place = _way(self, (height, width))
-        if resized is not None:
-            image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
+        if resized is not None and height * width > LARGE:
+            image = self._resized_by_channel(pixels, resized)
+        else:
+            image = Image.fromarray(pixels)
+            if self.channels == 1:
+                image = image.convert("L")
+            if resized is not None:
+                image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
         if start is not None:
             image = self._cropped(image, start, place.input_size)
         return self._normalised(image), place
@@ -150,6 +154,19 @@ class Preprocess:
         from Pillow's by rounding.
         """
         return cls(**huggingface_fields(processor))
+
+    def _resized_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
+        """The same image as from all channels at once, in a third of the memory."""
+        from PIL import Image
+
+        way = Image.Resampling[self.interpolation.upper()]
+        if self.channels == 1:
+            grey = np.empty(pixels.shape[:2], np.uint8)
+            for top in range(0, len(pixels), ROWS):
+                grey[top : top + ROWS] = np.asarray(Image.fromarray(pixels[top : top + ROWS]).convert("L"))
+            return Image.fromarray(grey).resize(size[::-1], way)
+        planes = (Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(3))
+        return Image.merge("RGB", [plane.resize(size[::-1], way) for plane in planes])
 
     def _margin(self, surplus: int) -> int:
         """Where the crop starts; negative where it is larger than the image."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from camscope.errors import CamscopeError, ImageError
+from camscope.errors import CamscopeError, ImageError, is_out_of_memory, memory_reason
 from camscope.images.silence import silent
 
 Source = str | Path | bytes
@@ -86,9 +86,9 @@ def told(name: str) -> Iterator[None]:
         if not error.errno:  # a decoder's, not the system's
             raise _damaged(name, error) from None
         raise ImageError(f"{name}: it cannot be read: {os.strerror(error.errno)}") from None
-    except MemoryError:
-        raise ImageError(f"{name}: there is not enough memory for it") from None
     except Exception as error:
+        if is_out_of_memory(error):
+            raise ImageError(f"{name}: {memory_reason(error)} while reading it") from None
         raise _damaged(name, error) from None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from camscope.errors import CamscopeError, ImageError
+from camscope.errors import CamscopeError, ImageError, is_transient
 from camscope.files import open_regular
 from camscope.images.dicom_file import has_dicom_mark, load
 from camscope.images.dicom_layout import Layout, layout_of
@@ -78,7 +78,9 @@ def headers(files: Sequence[Path], name: str) -> tuple[list[Slice], tuple[str, .
         try:
             with told(name):
                 slices.append(_slice(path, name))
-        except CamscopeError:
+        except CamscopeError as error:
+            if is_transient(error):  # a volume without this slice would be another volume
+                raise
             if _is_dicom(path):
                 damaged += 1
             else:

@@ -72,10 +72,18 @@ def agree(
     """
     store, parts = Store(output), Store(run.folder)
     facts = {"made_with": {"run": run.facts["made_with"], "agreement": "spearman"}, "versions": run.facts["versions"]}
-    store.begin(facts, overwrite=overwrite)
+    with store.begun(facts, overwrite=overwrite):
+        _write(run, store, parts, threads, told)
+    return summed_up(table(output), keys_of(run), group)
+
+
+def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Callable[[int, int], None] | None) -> None:
+    """The parts that are not there yet."""
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
     rows = {chunk: arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet") for chunk in todo}
+    sources = {chunk: parts.digest_of(chunk) for chunk in todo}  # images that failed may have been tried again since
+    there = {chunk for chunk in there if store.source_of(chunk) in (None, sources.get(chunk))}
     sizes = {chunk: len(rows[chunk].to_table(columns=["row"])["row"].unique()) for chunk in todo}
     for chunk in todo:
         own: list[Row] = []
@@ -86,10 +94,9 @@ def agree(
             if told is not None:
                 told(done, sum(sizes.values()))
         if chunk not in there:
-            store.write(chunk, table_of(own, columns))
+            store.write(chunk, table_of(own, columns), sources[chunk])
         elif told is not None:
             told(done := done + sizes[chunk], sum(sizes.values()))
-    return summed_up(table(output), keys_of(run), group)
 
 
 def table(folder: str | os.PathLike[str]) -> "pa.Table":

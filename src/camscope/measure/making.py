@@ -49,7 +49,17 @@ def make_maps(
     manifest = some_of(manifest_of(source, root), images, seed)
     if masks is not None:
         expect_evidence(masks, manifest, categories, anywhere=anywhere)
-    outcome = run_batch(tools, manifest, output, targets, chunk=CHUNK, threads=threads, overwrite=overwrite, told=told)
+    outcome = run_batch(
+        tools,
+        manifest,
+        output,
+        targets,
+        chunk=CHUNK,
+        threads=threads,
+        overwrite=overwrite,
+        retry_failed=True,
+        told=told,
+    )
     if outcome.failures == outcome.total:
         why = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.reasons.most_common(3))
         raise RunError(f"no image has a map: {why}")

@@ -88,8 +88,8 @@ def measure(
         again = Again.of(made, model, preprocess)
         trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
     store = Store(output)
-    store.begin(_facts(plain, asked, trials, masks), overwrite=overwrite)
-    _write(plain, trials, store, threads or os.cpu_count() or 1, told)
+    with store.begun(_facts(plain, asked, trials, masks), overwrite=overwrite):
+        _write(plain, trials, store, threads or os.cpu_count() or 1, told)
     return Measures(output)
 
 
@@ -149,9 +149,11 @@ def _write(
     for chunk in todo:
         rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
         each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
-        whole = rows.to_table() if any(number not in there for number, _, _ in each) else None
+        source = parts.digest_of(chunk)  # images that failed may have been tried again since
+        valid = {n for n, _, _ in each if n in there and store.source_of(n) in (None, source)}
+        whole = rows.to_table() if len(valid) < len(each) else None
         for number, places, images in each:
-            if number not in there and whole is not None:
+            if number not in valid and whole is not None:
                 found: list[Row] = []
                 own = list(images_of(whole.slice(places.start, len(places))))
                 for count, values in _values(plain, trials, own, threads):
@@ -160,7 +162,7 @@ def _write(
                     if told is not None and count:
                         told(done, total)
                 found.sort(key=lambda row: row["row"])  # those of one image together, whoever found them
-                store.write(number, table_of(found, form))
+                store.write(number, table_of(found, form), source)
             elif told is not None:
                 told(done := done + images, total)
 

@@ -47,6 +47,8 @@ def to_nifti(
     header = _header(found, scan, like)
     mask, facts = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
     _expect_free((path, mask, facts), overwrite)
+    if found.covered.all() and mask.exists() and not _is_own(mask):
+        raise OutputError(f"{mask} exists and was not written here; move it away, or choose another name")
     values = _volume(found.values, scan)
     header["cal_min"], header["cal_max"] = found.ends
     header["descrip"] = plain(f"camscope {explanation.method}", 79).encode()
@@ -81,6 +83,17 @@ def _expect_free(paths: tuple[Path, ...], overwrite: bool) -> None:
     for path in () if overwrite else paths:
         if os.path.lexists(path):
             raise OutputError(f"{path} exists; allow overwriting, or choose another name")
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file is a map that was written here."""
+    import nibabel
+
+    try:
+        header: Any = nibabel.load(path).header  # type: ignore[attr-defined]
+        return bytes(header["descrip"]).startswith(b"camscope")
+    except Exception:  # a file of another kind may raise anything
+        return False
 
 
 def _volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:

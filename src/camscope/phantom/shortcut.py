@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.files import write_bytes
+from camscope.files import write_generated
 from camscope.phantom.study import FINDINGS, SIZE, Study, draw_study, draw_volume_study, write_study
 from camscope.phantom.train import packed, reproducible
 
@@ -101,7 +101,7 @@ def train_shortcut_net(study: Study, seed: int = 0, epochs: int = 8) -> Shortcut
     return net.eval()
 
 
-def write_net(net: nn.Module, folder: Path) -> Path:
+def write_net(net: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:
     """`net.safetensors` in a folder, the same bytes for the same weights; its path. The model: `shortcut_net` here."""
     state = {name: value.detach().contiguous() for name, value in net.state_dict().items()}
-    return write_bytes(folder / "net.safetensors", packed(state))
+    return write_generated(folder / "net.safetensors", packed(state), overwrite=overwrite)

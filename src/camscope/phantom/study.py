@@ -15,7 +15,7 @@ from numpy.random import Generator, Philox, SeedSequence
 from numpy.typing import NDArray
 
 from camscope.errors import InputError
-from camscope.files import write_bytes
+from camscope.files import write_generated
 from camscope.phantom.plane import Field, band, clouds, ramp
 from camscope.phantom.volume import draw_volume
 
@@ -103,11 +103,12 @@ def draw_volume_study(n: int, seed: int, p: float = 0.5) -> Study:
     return _study([np.stack(part) for part in zip(*parts, strict=True)], labels, people)
 
 
-def write_study(study: Study, folder: Path) -> Path:
+def write_study(study: Study, folder: Path, *, overwrite: bool = True) -> Path:
     """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
 
     Columns: id, path, label (a name of `FINDINGS`), patient, site, sex, age, mask (the lesion's), region_token,
-    region_lungs; paths are relative to the folder, and empty where there is nothing to mask.
+    region_lungs; paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
+    is there with other content is an OutputError.
     """
     suffix = "png" if study.images.ndim == 3 else "tiff"
     table = io.StringIO()
@@ -118,14 +119,15 @@ def write_study(study: Study, folder: Path) -> Path:
         name = f"{i:05d}"
         row = {"id": name, "path": f"images/{name}.{suffix}", "label": FINDINGS[study.labels[i]]}
         row |= {"patient": study.patients[i], "site": study.sites[i], "sex": study.sexes[i], "age": str(study.ages[i])}
-        _write_picture(study.images[i], folder / row["path"])
+        write_generated(folder / row["path"], _picture(study.images[i], suffix), overwrite=overwrite)
         for column, field in PAGES.items():
             mask = getattr(study, field)[i]
             row[column] = f"{column}/{name}.{suffix}" if mask.any() else ""
             if row[column]:
-                _write_picture(mask.astype(np.uint8) * 255, folder / row[column])
+                mask_file = _picture(mask.astype(np.uint8) * 255, suffix)
+                write_generated(folder / row[column], mask_file, overwrite=overwrite)
         writer.writerow(row)
-    return write_bytes(folder / "manifest.csv", table.getvalue().encode())
+    return write_generated(folder / "manifest.csv", table.getvalue().encode(), overwrite=overwrite)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,13 +220,13 @@ def _stamp(random: Generator) -> Bools:
     return stamp
 
 
-def _write_picture(values: NDArray[Any], path: Path) -> None:
+def _picture(values: NDArray[Any], suffix: str) -> bytes:
     from PIL import Image
 
     first, *others = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]
     file = io.BytesIO()
-    if path.suffix == ".png":
+    if suffix == "png":
         first.save(file, "PNG")
     else:
         first.save(file, "TIFF", save_all=True, append_images=others)
-    write_bytes(path, file.getvalue(), sync=False)
+    return file.getvalue()

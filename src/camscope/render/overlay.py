@@ -12,7 +12,7 @@ from camscope.render.picture import (
     Values,
     checked_fraction,
     checked_picture,
-    checked_values,
+    expect_values,
     line_width,
 )
 
@@ -40,16 +40,17 @@ def overlay(
     where the map says nothing; that part turns grey, dim and hatched behind a thin line, which no value looks like.
     InputError, NonFiniteError or GeometryError for arrays that do not belong together.
     """
-    numbers = checked_values(values, over=checked_picture(image))
+    numbers = expect_values(np.asarray(values), over=checked_picture(image))
     if checked_fraction("alpha", alpha) == 0:
         return image.copy()
     out = image.copy() if covered is None else not_covered(image, covered)
     for top in range(0, len(out), BAND):
         rows = np.s_[top : top + BAND]
-        opacity = alpha * _presence(numbers[rows], colormap) if alpha_by_value else np.full_like(numbers[rows], alpha)
+        band = numbers[rows].astype(np.float64)
+        opacity = alpha * _presence(band, colormap) if alpha_by_value else np.full_like(band, alpha)
         if covered is not None:
             opacity *= covered[rows]
-        out[rows] = _blend(out[rows], colourise(numbers[rows], colormap), opacity)
+        out[rows] = _blend(out[rows], colourise(band, colormap), opacity)
     return out
 
 

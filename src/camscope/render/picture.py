@@ -40,7 +40,11 @@ def checked_values(values: Values, *, over: Picture | None = None) -> NDArray[np
 
     InputError for another rank, NonFiniteError for NaN or infinity, GeometryError for another size.
     """
-    array = np.asarray(values, dtype=np.float64)
+    return np.asarray(expect_values(np.asarray(values, dtype=np.float64), over=over), dtype=np.float64)
+
+
+def expect_values(array: Values, *, over: Picture | None = None) -> Values:
+    """The same array, checked in the same way: of a large one there is no copy."""
     if array.ndim != 2 or array.size == 0:
         raise InputError(f"the values are {_described(array)}; expected one map (H,W)")
     bad = ~np.isfinite(array)

@@ -5,7 +5,7 @@ from collections import Counter
 from camscope.audit.schema import Explain, Maps, Step
 from camscope.audit.subject import Subject
 from camscope.batch import Outcome, Run, run_batch
-from camscope.errors import RunError
+from camscope.errors import OUT_OF_MEMORY, RunError
 from camscope.files import path_in
 
 CHUNK = 64  # images that are lost where an audit is stopped
@@ -26,8 +26,14 @@ def explain(subject: Subject) -> Explain:
         batch_size=config.batch_size,
         chunk=CHUNK,
         window=config.data.window,
+        retry_failed=True,
         told=told,
     )
+    if short := [reason for reason in outcome.transient if reason.startswith(OUT_OF_MEMORY)]:
+        count = sum(outcome.transient[reason] for reason in short)
+        raise RunError(
+            f"{count} images have no map: {short[0]}; free some memory or lower batch_size, and start again: the audit goes on"
+        )
     if outcome.failures == outcome.total:
         raise RunError(f"no image has a map: {outcome.reasons.most_common(1)[0][0]}")
     failures = [Step(name="no map", rows=count, reason=why) for why, count in sorted(outcome.reasons.items())]

@@ -21,7 +21,10 @@ from camscope.errors import (
     MissingExtraError,
     ModelError,
     NonFiniteError,
+    RunError,
     TargetError,
+    is_out_of_memory,
+    memory_reason,
 )
 
 
@@ -89,6 +92,11 @@ def _asked(subject: Subject, batch: Sequence[Loaded]) -> Iterator[tuple[Loaded, 
     except (LayerError, MissingExtraError, ModelError, TargetError):
         raise
     except Exception as error:
+        if len(there) == 1 and is_out_of_memory(error):  # of the machine, not of the image: another start may have it
+            raise RunError(
+                f"{subject.ids[there[0].row['row']]}: {memory_reason(error)}, for this image alone; free some memory or take a "
+                "smaller input, and start again: the audit goes on"
+            ) from error
         if len(there) == 1:
             yield there[0], f"the model fails: {error if isinstance(error, NonFiniteError) else type(error).__name__}"
             return
