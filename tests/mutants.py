@@ -238,7 +238,7 @@ MUTANTS = [
         "unflatten(1, self.grid[::-1]).transpose(1, 2)",
         a_patch_lies_in_its_row_and_column,
     ),
-    Mutant("modes stay", base, "evaluating", "_set_mode(module, flag)", "pass", modes_come_back),
+    Mutant("modes stay", base, "evaluating", "del view[key]", "pass", modes_come_back),
     Mutant(
         "one class for all",
         Score,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.hooks.base import autocast_uncached, evaluating, unwrap
+from camscope.hooks.isolation import isolated
 from camscope.structure import mapped
 from camscope.targets import Question, Score
 
@@ -73,11 +74,15 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
-        if mode == "eval":
-            scope.enter_context(evaluating(known.model))
+        scope.enter_context(evaluating(known.model) if mode == "eval" else isolated(known.model))
         if known.compiled:
             scope.enter_context(_eager())
         yield
+
+
+def weight_versions(model: nn.Module) -> dict[int, int]:
+    """How often each parameter was changed in place: another thread that trains the model meanwhile changes some."""
+    return {id(value): value._version for value in model.parameters() if not value.is_inference()}
 
 
 @contextmanager
