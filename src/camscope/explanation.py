@@ -30,6 +30,7 @@ OK = "ok"
 MEANING = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
     "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
+    "constant_score": "the score does not change with what the map shows, but for rounding: the map says nothing",
     "flat": "the map has one value everywhere",
     "nonfinite": "the map holds NaN or infinity, shown as zero",
     "no_spatial_resolution": "the layer has a single cell: the map cannot say where",

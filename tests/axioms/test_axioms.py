@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.errors import InputError, TargetError
+from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from camscope.explainers.pixels import PixelExplainer
 from nets import CASES, Plain, linear, plain
@@ -167,6 +167,39 @@ def test_a_constant_added_to_the_logits_changes_nothing(method, case):
     right = explainer(method, model, case.layer).attribute(x, 1)
     shifted = explainer(method, Shifted(model), f"model.{case.layer}").attribute(x, 1)
     torch.testing.assert_close(shifted, right, rtol=1e-9, atol=1e-12)
+
+
+class Constant(nn.Module):
+    """Answers the same whatever it sees: with a gradient of zero, with none, or with one that its precision swallows."""
+
+    def __init__(self, model, kind):
+        super().__init__()
+        self.model, self.kind = model, kind
+
+    def forward(self, x):
+        output, constant = self.model(x), torch.tensor([1.0, 2.0, 3.0])
+        if self.kind == "no graph":
+            return constant.expand(len(x), 3).clone()
+        return 0 * output + constant if self.kind == "zero gradient" else 1e-9 * output + 1000 * constant
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("kind", ["zero gradient", "no graph", "below the precision"])
+def test_a_constant_model_is_flagged(method, kind):
+    if (method, kind) == ("excitationbackprop", "below the precision"):
+        pytest.skip("it hands on shares of 1, whatever the size of what it shares out")
+    case = first_answered(method, "pooled", "flat", "tokens")
+    model, x = case.make(1)
+    tool = explainer(method, Constant(model, kind), f"model.{case.layer}")
+    try:
+        found = tool.explain(x[0], 1)
+    except (LayerError, ModelError) as error:
+        assert "does not depend on" in str(error) or "not 'model.head'" in str(error) or "no Linear" in str(error), error
+        return
+    if METHODS[method].class_specific:
+        assert found.status in ("constant_score", "zero_gradient", "flat", "no_positive_evidence")
+    else:
+        assert "the map does not depend on the score" in found.notes
 
 
 class Rewriting(Plain):

@@ -39,7 +39,7 @@ class WholeNetwork(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
         every = taken_apart(x, scores, self)
-        return [Maps(one.map(), zero_gradient=~one.reached, own=self.said(one)) for one in every]
+        return [Maps(one.map(), zero_gradient=~one.reached, constant_score=one.faint, own=self.said(one)) for one in every]
 
     def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:
         """What each sample's result says of itself."""

@@ -21,6 +21,7 @@ from camscope.targets.outputs import (
     warn_of_probabilities,
 )
 from camscope.targets.questions import Question, plain
+from camscope.targets.score_range import ScoreRange
 from camscope.targets.target import Names, Target
 
 SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # torch's
@@ -67,6 +68,7 @@ class Score:
         self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
+        self._range: ScoreRange | None = None
         self.dtype = torch.float32  # what the model gave the score in; read() makes at least float32 of it
 
     def __call__(self, x: Tensor, owners: Tensor | None = None) -> Tensor:
@@ -105,24 +107,52 @@ class Score:
         logits = class_scores(self.forward(x))
         return logits @ torch.arange(1, logits.shape[1] + 1, dtype=logits.dtype, device=logits.device).cos()
 
+    @contextmanager
+    def observed(self) -> Iterator[ScoreRange]:
+        """How far the scores go that are read inside the `with`, and the clean ones that are known before."""
+        outer, self._range = self._range, ScoreRange()
+        if self.values is not None:
+            self._range.add("score", self.values, None, len(self.values))
+        try:
+            yield self._range
+        finally:
+            self._range = outer
+
+    @property
+    def precision(self) -> float:
+        """Of the type in which the model gave the score: the least step from 1."""
+        return torch.finfo(self.dtype).eps
+
     def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
+        values = self._values(output, samples, owners)
+        self._observe("score", values, owners)
+        return values
+
+    def _values(self, output: object, samples: int, owners: Tensor | None) -> Tensor:
         raw = self._read(output, samples, owners)
         values, self.dtype = full_precision(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values
 
+    def _observe(self, kind: str, values: Tensor, owners: Tensor | None) -> None:
+        if self._range is not None and self.values is not None:
+            self._range.add(kind, values, owners, len(self.values))
+
     def chance(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the class's probability, the softmax of all; of a difference, that of the one against the other.
 
         Without rivals, of a callable or of one output, the score itself.
         """
-        values = self.read(output, samples, owners)
+        values = self._values(output, samples, owners)
         if callable(self.target) or self._pairs is None or (logits := class_scores(output)).shape[1] == 1:
+            self._observe("score", values, owners)
             return values
         pairs = self._pairs if owners is None else self._pairs[owners]
-        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp())
+        chances = torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp())
+        self._observe("probability", chances, owners)
+        return chances
 
     def expect_companions(self, x: Tensor) -> None:
         """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.
