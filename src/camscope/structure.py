@@ -2,9 +2,10 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from camscope.errors import LayerError
@@ -42,6 +43,15 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
     result = value
     for path, leaf in list(leaves(value)):
         result = replaced(result, path, function(leaf))
+    return result
+
+
+def concatenated(values: Sequence[Any]) -> Any:
+    """Structures of one kind as one: their tensors joined along the first axis, all else as the first has it."""
+    result, every = values[0], [dict(leaves(value)) for value in values]
+    for path, leaf in every[0].items():
+        parts = [found[path] for found in every]
+        result = replaced(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
     return result
 
 

@@ -40,7 +40,7 @@ Later = Callable[[], Maps]  # a map that takes passes of its own, made when the 
 
 
 def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
-    """The maps (N,*s) that several became: each note once, and a gradient of zero, or a constant score, only where all have that."""
+    """The maps (N,*s) that several became: each note once; a zero gradient or a constant score where all have it."""
     return replace(
         several[0],
         heat=heat,
@@ -53,6 +53,26 @@ def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
     )
 
 
+def stacked(several: Sequence[Maps], *said: str) -> Maps:
+    """The maps of samples that were explained one by one, as those of one batch."""
+    shared = tuple(note for note in several[0].notes if all(note in one.notes for one in several))
+    return replace(
+        several[0],
+        heat=torch.cat([one.heat for one in several]),
+        error=_cat([one.error for one in several]),
+        zero_gradient=_cat([one.zero_gradient for one in several]),
+        constant_score=_cat([one.constant_score for one in several]),
+        notes=(*shared, *said),
+        own=tuple(tuple(note for note in one.notes_of(0) if note not in shared) for one in several),
+        measures={name: torch.cat([one.measures[name] for one in several]) for name in several[0].measures},
+    )
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
+
+
 def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
     known = [flag for flag in flags if flag is not None]
     return torch.stack(known).all(0) if len(known) == len(flags) else None
@@ -61,7 +81,8 @@ def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
 def is_faint(precision: float, values: Tensor, gradient: Tensor, at: Tensor) -> Tensor:
     """(N,): whether the score (N,), to first order, would not change by its own precision if all of `at` were zero.
 
-    The gradient there, and `at`, are (N,...); `precision`: see `Score.precision`. Where one of them is zero there is nothing to compare.
+    The gradient there, and `at`, are (N,...); `precision`: see `Score.precision`. Where one of them is zero there is
+    nothing to compare.
     """
     change = gradient.flatten(1).norm(dim=1) * at.flatten(1).norm(dim=1)  # or less, by Cauchy and Schwarz
     faint: Tensor = (change > 0) & (change <= precision * values.detach().abs())

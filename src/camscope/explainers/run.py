@@ -3,16 +3,29 @@
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 from torch import Tensor
 
-from camscope.errors import CamscopeWarning
+from camscope.errors import CamscopeWarning, TargetError
 from camscope.explainers.inputs import ALONE, Companions
-from camscope.explainers.maps import Maps, statuses
+from camscope.explainers.maps import Maps, stacked, statuses
 from camscope.explainers.method import Method
-from camscope.explainers.scope import Survey, asking, checked_finite, expect_differentiable, survey
+from camscope.explainers.scope import (
+    Survey,
+    asking,
+    checked_finite,
+    expect_differentiable,
+    interacting,
+    survey,
+    weight_versions,
+)
 from camscope.explanation import MEANING, OK
 from camscope.targets import Question, Score
+
+CHANGED = "the model's weights changed during the call, as where another thread trains it: the map mixes both models"
+ONE_BY_ONE = "the samples of a batch see one another in this model: each was explained by itself"
 
 Watch = Callable[[Sequence[Method]], None]  # told which methods work next: those that share a pass, or one alone
 
@@ -35,23 +48,67 @@ def run(
     *,
     warn: bool = True,
 ) -> list[Run]:
-    """[method]: the maps of every question about one input x (N,C,*S). `warn`: of maps that are flagged."""
+    """[method]: the maps of every question about one input x (N,C,*S). `warn`: of maps that are flagged.
+
+    Where the samples of a batch see one another in the model, each is explained by itself.
+    """
     known = survey(tools[0].model)
     if any(tool.takes_gradients for tool in tools):
         expect_differentiable(known)
-    runs: dict[int, Run] = {}
+    weights, runs = weight_versions(known.model), dict[int, Run]()
     for numbers in companies(tools):
-        first, company = tools[numbers[0]], [tools[t] for t in numbers]
-        with asking(known, first, x, companions) as asked:
-            scores = [asked.score(first.asked(target)) for target in targets]
-            each = made(company, asked.x, scores, watch)
-        runs.update({t: Run(known, scores, maps) for t, maps in zip(numbers, each, strict=True)})
+        company = [tools[t] for t in numbers]
+        each = _answers(company, known, x, targets, companions, watch)
+        runs.update({t: Run(known, *answer) for t, answer in zip(numbers, each, strict=True)})
+    changed = weight_versions(known.model) != weights
+    if changed:
+        warnings.warn(CHANGED, CamscopeWarning, stacklevel=3)
+        for one in (one for each in runs.values() for one in each.maps):
+            one.notes = (*one.notes, CHANGED)
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
             checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
             for status in sorted({status for status in statuses(one) if status != OK} if warn else ()):
                 warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
     return [runs[t] for t in range(len(tools))]
+
+
+def _answers(
+    tools: Sequence[Method],
+    known: Survey,
+    x: Tensor,
+    targets: Sequence[Question],
+    companions: Companions,
+    watch: Watch | None,
+) -> list[tuple[list[Score], list[Maps]]]:
+    """[method]: scores and maps of the methods of one company."""
+    first, copies = tools[0], any(hasattr(tool, "batch_size") for tool in tools)
+    if len(x) > 1 and interacting(known, first.mode, x, companions):
+        rows = range(len(x))
+        questions = [[question_at(target, row, len(x)) for target in targets] for row in rows]
+        parts = [
+            _answers(tools, known, x[row : row + 1], questions[row], companions.of([row], len(x)), watch)
+            for row in rows
+        ]
+        return [_joined([part[t] for part in parts]) for t in range(len(tools))]
+    with asking(known, first, x, companions, copies=copies) as asked:
+        scores = [asked.score(first.asked(target)) for target in targets]
+        return [(scores, maps) for maps in made(tools, asked.x, scores, watch)]
+
+
+def question_at(target: Question, row: int, samples: int) -> Question:
+    """One sample's question, of those of a batch."""
+    if callable(target) or not isinstance(target, list | tuple | Tensor | np.ndarray) or np.ndim(target) == 0:
+        return target
+    if len(target) != samples:
+        raise TargetError(f"{len(target)} targets for a batch of {samples}: give one, or one per sample")
+    return cast(Question, target[row : row + 1])
+
+
+def _joined(parts: Sequence[tuple[list[Score], list[Maps]]]) -> tuple[list[Score], list[Maps]]:
+    """Scores and maps of samples that were explained one by one, as those of their batch."""
+    scores = [Score.joined(each) for each in zip(*(part[0] for part in parts), strict=True)]
+    return scores, [stacked(each, ONE_BY_ONE) for each in zip(*(part[1] for part in parts), strict=True)]
 
 
 def companies(tools: Sequence[Method]) -> list[list[int]]:

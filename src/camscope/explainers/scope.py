@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
 from camscope.explainers.inputs import ALONE, Companions
+from camscope.explainers.interaction import samples_interact
 from camscope.hooks.base import autocast_uncached, evaluating, unwrap
 from camscope.hooks.isolation import isolated
 from camscope.structure import mapped
@@ -132,6 +133,7 @@ class Asked:
     x: Tensor
     model: nn.Module
     beside: Mapping[str, Any]
+    one_by_one: bool = False  # the model's samples see one another
 
     def score(self, target: Question = None, kind: type[Score] = Score) -> Score:
         """The number that a question means."""
@@ -139,14 +141,30 @@ class Asked:
 
 
 @contextmanager
-def asking(known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE) -> Iterator[Asked]:
-    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model after x."""
+def asking(
+    known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE, *, copies: bool = False
+) -> Iterator[Asked]:
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model after x.
+
+    `copies`: the model is going to see batches of altered copies. Where its samples see one another, each has a pass of
+    its own.
+    """
+    apart = interacting(known, tool.mode, x, companions, copies=copies)
     with calm(known, tool.mode), precisely(tool.precision, known) as casts:
         more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
         inputs = prepared(checked_input(x, known), tool.precision)
         yield Asked(
-            inputs, known.model, {"categories": tool.categories, "around": casts, "size": inputs.shape[2:], **more}
+            inputs,
+            known.model,
+            {"categories": tool.categories, "around": casts, "size": inputs.shape[2:], "one_by_one": apart, **more},
+            apart,
         )
+
+
+def interacting(known: Survey, mode: Mode, x: Tensor, companions: Companions = ALONE, *, copies: bool = False) -> bool:
+    """Whether samples see one another, in eval mode, where there are several of x (N,C,*S), or `copies` of one."""
+    checked_input(x, known)
+    return mode == "eval" and (copies or len(x) > 1) and samples_interact(known.model, usable(x).detach(), companions)
 
 
 def expect_one_of(setting: str, value: object, *words: object) -> None:

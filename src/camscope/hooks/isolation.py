@@ -55,3 +55,27 @@ def isolated(model: nn.Module) -> Iterator[None]:
             for name, buffer in before.items():  # one that the model replaced
                 if module._buffers.get(name) is not buffer:
                     module._buffers[name] = buffer
+
+
+def bare_copy(model: nn.Module) -> nn.Module:
+    """The same modules, parameters and buffers in another tree, without hooks: what it sets on itself is not the model's."""
+    copies: dict[int, nn.Module] = {}
+
+    def copied(module: nn.Module) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule):
+            return module
+        if id(module) not in copies:
+            other = copies[id(module)] = object.__new__(type(module))
+            vars(other).update({name: _without_hooks(name, value) for name, value in vars(module).items()})
+            vars(other)["_modules"] = {
+                name: None if part is None else copied(part) for name, part in module._modules.items()
+            }
+        return copies[id(module)]
+
+    return copied(model)
+
+
+def _without_hooks(name: str, value: Any) -> Any:
+    if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+        return type(value)()
+    return dict(value) if name in ("_parameters", "_buffers") else value

@@ -98,7 +98,7 @@ def scoring(
     expect_one_of("mode", mode, "eval", "as_is")
     expect_one_of("precision", precision, None, "bf16")
     expect_count(None, batch_size=batch_size)
-    with asking(survey(model), Asking(mode, precision, categories), x, companions) as asked:
+    with asking(survey(model), Asking(mode, precision, categories), x, companions, copies=True) as asked:
         scores = Scores(asked, target, batch_size)
         try:
             yield scores

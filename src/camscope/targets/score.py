@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError
-from camscope.structure import leaves, mapped
+from camscope.structure import concatenated, leaves, mapped
 from camscope.targets.classes import pair_of
 from camscope.targets.outputs import (
     checked_scores,
@@ -55,6 +55,7 @@ class Score:
         kwargs: Mapping[str, Any] | None = None,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         size: Sequence[int] = (),
+        one_by_one: bool = False,
     ) -> None:
         if isinstance(target, type):
             raise TargetError(
@@ -63,6 +64,7 @@ class Score:
         self.model, self._args, self._kwargs, self.around = model, args, dict(kwargs or {}), around
         self.target = target if callable(target) else _each(target) or plain(target)
         self.categories = categories
+        self.one_by_one = one_by_one  # the model's samples see one another: each row has a pass of its own
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
@@ -81,6 +83,9 @@ class Score:
 
     def forward(self, x: Tensor, owners: Tensor | None = None) -> Any:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
+        if self.one_by_one and len(x) > 1:
+            self._size = tuple(x.shape[2:])
+            return concatenated([self._forward_row(x, row, owners) for row in range(len(x))])
         version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self.around():
@@ -91,6 +96,15 @@ class Score:
                 "another image; let its forward begin with x = x.clone()"
             )
         return output
+
+    def _forward_row(self, x: Tensor, row: int, owners: Tensor | None) -> Any:
+        if owners is None and self.values is None:  # the first pass: each has its own extra inputs
+            owners = torch.tensor([row], device=x.device)
+            alone = copy.copy(self)
+            alone._args, alone._kwargs = self._companions(owners, len(x))
+            return alone.forward(x[row : row + 1])
+        owners = torch.arange(len(x), device=x.device) if owners is None else owners
+        return self.forward(x[row : row + 1], owners[row : row + 1])
 
     def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
         """The same number, once it is settled, of the input with these spatial axes flipped, then brought to `size`."""
@@ -170,9 +184,10 @@ class Score:
                 f"explain one image at a time"
             )
 
-    def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
+    def _companions(self, owners: Tensor, samples: int | None = None) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
-        samples = 0 if self.values is None else len(self.values)
+        if samples is None:
+            samples = 0 if self.values is None else len(self.values)
 
         def of_its_owner(value: Tensor) -> Tensor:
             return value[owners.to(value.device)] if value.ndim > 0 and len(value) == samples else value
@@ -204,6 +219,17 @@ class Score:
             return values
         others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
         return torch.where(pairs[:, 1] >= 0, values - others, values)
+
+    @classmethod
+    def joined(cls, scores: "Sequence[Score]") -> "Score":
+        """The scores of several calls of one sample each as those of one call."""
+        first = copy.copy(scores[0])
+        for name in ("values", "logits", "classes", "_pairs"):
+            parts = [getattr(one, name) for one in scores]
+            setattr(first, name, torch.cat(parts) if all(part is not None for part in parts) else None)
+        if callable(first.target):
+            first.target = Each.of_scores(scores)
+        return first
 
     @property
     def pairs(self) -> Tensor | None:
@@ -309,6 +335,13 @@ class Each(Target):
     def __init__(self, questions: Sequence[Question]) -> None:
         self.questions = list(questions)
         self._scores: list[Score] = []
+
+    @classmethod
+    def of_scores(cls, scores: Sequence[Score]) -> "Each":
+        """The questions of scores that are settled, one a sample."""
+        known = cls([score.target for score in scores])
+        known._scores = list(scores)
+        return known
 
     @property
     def dense(self) -> bool:

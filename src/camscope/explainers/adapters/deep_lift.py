@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError
+from camscope.errors import InputError, ModelError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
 from camscope.explainers.adapters.stand_ins import ruled
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
@@ -73,6 +73,11 @@ class Lifted(AdapterExplainer, PixelExplainer):
         """The mean over the baselines, and how far it is from being complete."""
         with observed(score.model) as seen:
             runs = Runs(self, x, score)
+        if score.one_by_one:
+            raise ModelError(
+                f"{self.title} runs the input and its baseline in one batch, and in this model the samples of a batch see one "
+                f"another, as in a batch norm without running statistics; pass integratedgradients"
+            )
         starts = self.starts(x)
         each = [self._each(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
         every = [_mean(one) for one in each]
