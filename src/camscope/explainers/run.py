@@ -1,6 +1,5 @@
 """One call: several methods asked several questions of one input, from as few passes as possible."""
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -8,7 +7,7 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from camscope.errors import CamscopeWarning, TargetError
+from camscope.errors import TargetError, warn_caller
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.explainers.maps import Maps, stacked, statuses
 from camscope.explainers.method import Method
@@ -62,14 +61,14 @@ def run(
         runs.update({t: Run(known, *answer) for t, answer in zip(numbers, each, strict=True)})
     changed = weight_versions(known.model) != weights
     if changed:
-        warnings.warn(CHANGED, CamscopeWarning, stacklevel=3)
+        warn_caller(CHANGED)
         for one in (one for each in runs.values() for one in each.maps):
             one.notes = (*one.notes, CHANGED)
     for t, tool in enumerate(tools):
         for one in runs[t].maps:
             checked_finite(f"the map of {tool.title}", one.heat, tool.on_nonfinite)
             for status in sorted({status for status in statuses(one) if status != OK} if warn else ()):
-                warnings.warn(f"{tool.title}: {MEANING[status]}", CamscopeWarning, stacklevel=3)
+                warn_caller(f"{tool.title}: {MEANING[status]}")
     return [runs[t] for t in range(len(tools))]
 
 

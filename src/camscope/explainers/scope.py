@@ -4,7 +4,6 @@ import itertools
 import math
 import numbers
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
+from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.explainers.interaction import samples_interact
 from camscope.hooks.base import autocast_uncached, evaluating, unwrap
@@ -273,7 +272,7 @@ def checked_finite(what: str, values: Tensor, policy: OnNonFinite) -> None:
     message = f"{what} has {len(bad)} NaN or infinite values of {values.numel()}, the first at {tuple(bad[0].tolist())}"
     if policy == "raise":
         raise NonFiniteError(f'{message}; pass on_nonfinite="warn" to go on')
-    warnings.warn(message, CamscopeWarning, stacklevel=2)
+    warn_caller(message)
 
 
 _eager_lock = threading.Lock()

@@ -1,6 +1,5 @@
 """Outputs: the class scores in whatever a model returns, and what must be true of scores."""
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camscope.errors import CamscopeWarning, TargetError
+from camscope.errors import TargetError, warn_caller
 from camscope.structure import leaves, mapped
 
 EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
@@ -101,7 +100,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
             "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
             "where a probability is near 1 its gradient is rounding noise"
         )
-        warnings.warn(message, CamscopeWarning, stacklevel=2)
+        warn_caller(message)
 
 
 def are_probabilities(logits: Tensor) -> bool:

@@ -1,11 +1,8 @@
 """DeepLIFT and DeepLIFT-SHAP, by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline."""
 
 import copy
-import threading
-import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -25,6 +22,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import checked_finite
+from camscope.images.silence import ignoring
 from camscope.targets import Score, full_precision
 
 
@@ -203,21 +201,10 @@ def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tens
     # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
     tool = DeepLift(asked, eps=torch.finfo(x.dtype).tiny)
     try:
-        with _quiet(), rest:
+        with ignoring(message="Setting forward, backward hooks"), rest:
             found: Tensor = tool.attribute(
                 x.detach().clone()[None].requires_grad_(), start[None], custom_attribution_func=lambda one: one
             )
     except _CutError:
         return None
     return found.detach()[0]
-
-
-_filters = threading.Lock()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without captum's word that it sets hooks. The filters are the process's: one thread at a time."""
-    with _filters, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Setting forward, backward hooks")
-        yield
