@@ -48,6 +48,8 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 def concatenated(values: Sequence[Any]) -> Any:
     """Structures of one kind as one: their tensors joined along the first axis, all else as the first has it."""
+    if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
+        return [part for value in values for part in value]  # one structure a sample, as detectors return
     result, every = values[0], [dict(leaves(value)) for value in values]
     for path, leaf in every[0].items():
         parts = [found[path] for found in every]

@@ -15,7 +15,7 @@ from camscope.explainers import METHODS, LayerExplainer
 from camscope.explainers.pixels import PixelExplainer
 from nets import CASES, Plain, linear, plain
 from refusals import ATTENTION, CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
-from tools import Counting, Tally, explainer, looks_at_layers
+from tools import Counting, Tally, explainer, looks_at_layers, seen_before
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -194,7 +194,9 @@ def test_a_constant_model_is_flagged(method, kind):
     try:
         found = tool.explain(x[0], 1)
     except (LayerError, ModelError) as error:
-        assert "does not depend on" in str(error) or "not 'model.head'" in str(error) or "no Linear" in str(error), error
+        assert "does not depend on" in str(error) or "not 'model.head'" in str(error) or "no Linear" in str(error), (
+            error
+        )
         return
     if METHODS[method].class_specific:
         assert found.status in ("constant_score", "zero_gradient", "flat", "no_positive_evidence")
@@ -254,6 +256,7 @@ def test_the_declared_cost_is_the_counted_cost(method):
     model, x = case.make()
     counting, stem = Counting(model), Rows(next(model.children()))
     setattr(model, next(name for name, _ in model.named_children()), stem)
+    seen_before(counting, x)
     tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
     whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
     tool.attribute(x, 1)

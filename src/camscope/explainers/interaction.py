@@ -58,8 +58,8 @@ def _seen(model: nn.Module, x: Tensor, companions: Companions) -> bool:
             second = copy(images[[0, 2]], *extra.args, **extra.kwargs)
     except Exception:  # the model's own error comes again, if it is one, when the model itself runs
         return any(map(_is_statless_norm, model.modules()))
-    pairs = zip(_rows(first), _rows(second), strict=False)
-    return any(_differ(one[0], other[0]) for one, other in pairs if one.shape == other.shape)
+    pairs = zip(_of_first(first), _of_first(second), strict=False)
+    return any(one.shape != other.shape or _differ(one, other) for one, other in pairs)
 
 
 def _doubled(companions: Companions) -> Companions:
@@ -81,8 +81,11 @@ def _running(copy: nn.Module, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _rows(output: Any) -> list[Tensor]:
-    return [leaf for _, leaf in leaves(output) if leaf.is_floating_point() and leaf.ndim > 0 and len(leaf) == 2]
+def _of_first(output: Any) -> list[Tensor]:
+    """What an output says of the first of two samples."""
+    if isinstance(output, list | tuple) and len(output) == 2 and not any(isinstance(one, Tensor) for one in output):
+        return [leaf for _, leaf in leaves(output[0]) if leaf.is_floating_point()]
+    return [leaf[0] for _, leaf in leaves(output) if leaf.is_floating_point() and leaf.ndim > 0 and len(leaf) == 2]
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

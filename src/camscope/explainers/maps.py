@@ -107,10 +107,10 @@ def _status(cells: int, zero_gradient: bool, constant_score: bool, low: float, h
         return "nonfinite"
     if zero_gradient:
         return "zero_gradient"
-    if constant_score:
-        return "constant_score"
     if cells == 1:
         return "no_spatial_resolution"
     if not high > 0:
         return "no_positive_evidence"
+    if constant_score:
+        return "constant_score"
     return "flat" if low == high else OK
