@@ -183,6 +183,14 @@ class Constant(nn.Module):
         return 0 * output + constant if self.kind == "zero gradient" else 1e-9 * output + 1000 * constant
 
 
+def answer(tool, image):
+    """The explanation of class 1, or the error in words."""
+    try:
+        return tool.explain(image, 1)
+    except (LayerError, ModelError) as error:
+        return str(error)
+
+
 @EVERY_METHOD
 @pytest.mark.parametrize("kind", ["zero gradient", "no graph", "below the precision"])
 def test_a_constant_model_is_flagged(method, kind):
@@ -191,12 +199,9 @@ def test_a_constant_model_is_flagged(method, kind):
     case = first_answered(method, "pooled", "flat", "tokens")
     model, x = case.make(1)
     tool = explainer(method, Constant(model, kind), f"model.{case.layer}")
-    try:
-        found = tool.explain(x[0], 1)
-    except (LayerError, ModelError) as error:
-        assert "does not depend on" in str(error) or "not 'model.head'" in str(error) or "no Linear" in str(error), (
-            error
-        )
+    found = answer(tool, x[0])
+    if isinstance(found, str):
+        assert any(words in found for words in ("does not depend on", "not 'model.head'", "no Linear")), found
         return
     if METHODS[method].class_specific:
         assert found.status in ("constant_score", "zero_gradient", "flat", "no_positive_evidence")

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from camscope.errors import TargetError, warn_caller
+from camscope.errors import ModelError, TargetError, warn_caller
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.explainers.maps import Maps, stacked, statuses
 from camscope.explainers.method import Method
@@ -57,7 +57,12 @@ def run(
     weights, runs = weight_versions(known.model), dict[int, Run]()
     for numbers in companies(tools):
         company = [tools[t] for t in numbers]
-        each = _answers(company, known, x, targets, companions, watch)
+        try:
+            each = _answers(company, known, x, targets, companions, watch)
+        except RuntimeError as error:  # autograd notices some of it
+            if weight_versions(known.model) != weights:
+                raise ModelError(f"{CHANGED}; explain copy.deepcopy(model), or wait for the other thread") from error
+            raise
         runs.update({t: Run(known, *answer) for t, answer in zip(numbers, each, strict=True)})
     changed = weight_versions(known.model) != weights
     if changed:
