@@ -14,8 +14,9 @@ from camscope.explainers.interaction import samples_interact
 
 def quarters(x):
     """(C,*S) -> (*S): each half of the last axis, and of the first of several."""
-    labels = torch.arange(x.shape[-1]) * 2 // x.shape[-1]
-    rows = torch.arange(x.shape[1]) * 2 // x.shape[1] if x.ndim > 2 else torch.zeros(1, dtype=torch.long)
+    device = x.device
+    labels = torch.arange(x.shape[-1], device=device) * 2 // x.shape[-1]
+    rows = torch.arange(x.shape[1] if x.ndim > 2 else 1, device=device) * 2 // max(x.shape[1], 2)
     return (labels + 2 * rows.view(-1, *[1] * (x.ndim - 2))).expand(x.shape[1:])
 
 

@@ -81,7 +81,7 @@ def in_chunks(count: int, size: int, run: Callable[[slice], Tensor]) -> Tensor:
     """(count,): run(slice) of one piece after the other; see `in_turns`."""
     done: list[Tensor] = []
     in_turns(count, size, lambda part: done.append(run(part)))
-    return torch.cat(done) if done else torch.empty(0)
+    return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -45,8 +45,8 @@ def samples_interact(model: nn.Module, x: Tensor, companions: Companions = ALONE
 
 
 def _seen(model: nn.Module, x: Tensor, companions: Companions) -> bool:
-    draw = torch.Generator().manual_seed(0)
-    noise = torch.randn((3, *x.shape[1:]), generator=draw, dtype=torch.float32).to(x)
+    draw = torch.Generator(device="cpu").manual_seed(0)
+    noise = torch.randn((3, *x.shape[1:]), generator=draw, dtype=torch.float32, device="cpu").to(x)
     images = x[:1].mean() + noise * torch.where(x[:1].std() > 0, x[:1].std(), 1).nan_to_num(1.0)
     extra = companions.of([0, 0], len(x)) if len(x) > 1 else _doubled(companions)
     try:

@@ -364,7 +364,7 @@ class Each(Target):
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         count = len(self.questions)
-        parts = (rows_of(output, torch.tensor([i]), count) for i in range(count))
+        parts = (rows_of(output, torch.tensor([i], device="cpu"), count) for i in range(count))
         return torch.cat([score.read(part, 1) for score, part in zip(self._scores, parts, strict=True)])
 
     def words(self, sample: int, name: Names) -> str:
@@ -380,7 +380,7 @@ class EveryClass(Score):
         try:
             logits = class_scores(output)
         except TargetError:
-            logits = torch.zeros(samples, 0)
+            logits = torch.zeros(samples, 0, dtype=torch.float32, device="cpu")
         logits = one_each(logits, samples)
         if self.values is None:
             self.values = self.logits = logits.detach()

@@ -180,7 +180,7 @@ class _Asked(nn.Module):
         self._score = copy.copy(score)
         self._score.model = self.twin
         self._sample = sample
-        self.values = torch.zeros(2)
+        self.values = torch.zeros(2, dtype=torch.float32, device="cpu")
 
     def forward(self, rows: Tensor) -> Tensor:
         """(R,C,*S) -> (R,)"""
