@@ -209,6 +209,33 @@ def test_a_constant_model_is_flagged(method, kind):
         assert "the map does not depend on the score" in found.notes
 
 
+@pytest.fixture(params=[torch.device("meta"), torch.float64], ids=str)
+def default(request):
+    """A default of PyTorch that its user has changed."""
+    of_dtype = torch.set_default_dtype if isinstance(request.param, torch.dtype) else torch.set_default_device
+
+    def change():
+        of_dtype(request.param)
+
+    yield change
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+@EVERY_METHOD
+def test_the_users_default_device_and_type_change_nothing(method, default):
+    case = residual_or_plainer(method)
+    model, x = case.make()
+    tool = explainer(method, model, case.layer)
+    expected, one = tool.attribute(x, 1), tool.explain(x[0], 1)
+    default()
+    again = explainer(method, model, case.layer)
+    found, other = again.attribute(x, 1), again.explain(x[0], 1)
+    assert (found.dtype, found.device) == (expected.dtype, expected.device)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert (one.status, one.probability, one.label) == (other.status, other.probability, other.label)
+
+
 class Rewriting(Plain):
     """The same network, that rewrites the middle layer's output in place as soon as it has it."""
 
