@@ -57,6 +57,15 @@ def concatenated(values: Sequence[Any]) -> Any:
     return result
 
 
+def unusual(tensor: Tensor) -> str | None:
+    """What keeps a tensor from being an array of numbers that hooks and maps can use, in words; None for an ordinary one."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "part of a transform of torch.func, as inside vmap"
+    if tensor.is_nested:
+        return "a nested tensor"
+    return None if tensor.layout == torch.strided else f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
+
+
 def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple[Path, Tensor]:
     """The floating tensor of highest rank in a layer's output: the map."""
     found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
@@ -65,6 +74,10 @@ def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple
     rank = max((leaf.ndim for _, leaf in found), default=0)
     best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
     if len(best) == 1:
+        if (kind := unusual(best[0][1])) is not None:
+            raise LayerError(
+                f"layer {name!r} returns {kind}, which has no map; choose a layer that returns an ordinary (dense) tensor"
+            )
         return best[0]
     listing = ", ".join(f"{shown(path)} {tuple(leaf.shape)}" for path, leaf in best)
     if not best:

@@ -34,7 +34,7 @@ def measured(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[st
 
     def note(module: nn.Module, args: object, output: object) -> None:
         begun.update(filter(None, [names.get(id(module))]))
-        size = max((leaf.nbytes for _, leaf in leaves(output)), default=0)
+        size = max((leaf.numel() * leaf.element_size() for _, leaf in leaves(output)), default=0)
         for name, width in widths.items():
             width.whole = max(width.whole, size)
             width.total += size if not module._modules else 0

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.hooks.base import autocast_uncached, evaluating
 from camscope.hooks.isolation import bare_copy
-from camscope.structure import leaves
+from camscope.structure import leaves, unusual
 
 TOLERANCE = {
     torch.float16: 2e-2,
@@ -84,8 +84,9 @@ def _running(copy: nn.Module, device: torch.device) -> Iterator[None]:
 def _of_first(output: Any) -> list[Tensor]:
     """What an output says of the first of two samples."""
     if isinstance(output, list | tuple) and len(output) == 2 and not any(isinstance(one, Tensor) for one in output):
-        return [leaf for _, leaf in leaves(output[0]) if leaf.is_floating_point()]
-    return [leaf[0] for _, leaf in leaves(output) if leaf.is_floating_point() and leaf.ndim > 0 and len(leaf) == 2]
+        return [leaf for _, leaf in leaves(output[0]) if leaf.is_floating_point() and unusual(leaf) is None]
+    found = [leaf for _, leaf in leaves(output) if leaf.is_floating_point() and unusual(leaf) is None]
+    return [leaf[0] for leaf in found if leaf.ndim > 0 and len(leaf) == 2]
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

@@ -87,7 +87,7 @@ def _answers(
 ) -> list[tuple[list[Score], list[Maps]]]:
     """[method]: scores and maps of the methods of one company."""
     first, copies = tools[0], any(hasattr(tool, "batch_size") for tool in tools)
-    if len(x) > 1 and interacting(known, first.mode, x, companions):
+    if interacting(known, first.mode, x, companions):
         rows = range(len(x))
         questions = [[question_at(target, row, len(x)) for target in targets] for row in rows]
         parts = [

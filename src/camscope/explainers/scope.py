@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
-from camscope.explainers.inputs import ALONE, Companions
+from camscope.explainers.inputs import ALONE, Companions, expect_ordinary
 from camscope.explainers.interaction import samples_interact
-from camscope.hooks.base import autocast_uncached, evaluating, unwrap
+from camscope.hooks.base import autocast_uncached, evaluating, expect_initialized, unwrap
 from camscope.hooks.isolation import isolated
 from camscope.structure import mapped
 from camscope.targets import Question, Score
@@ -49,6 +49,7 @@ def survey(model: nn.Module) -> Survey:
         raise ModelError(
             f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
         )
+    expect_initialized(inner)
     devices: dict[torch.device, None] = {}
     compiled, inference = False, None
     for path, module in inner.named_modules():
@@ -219,6 +220,7 @@ def checked_input(x: Tensor, known: Survey) -> Tensor:
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
             f"another kind goes to explain)"
         )
+    expect_ordinary(x)
     if not x.is_floating_point():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
     if x.ndim < 3:

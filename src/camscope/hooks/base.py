@@ -10,6 +10,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from camscope.errors import LayerError, ModelError
 from camscope.hooks.checkpoint import in_autograd_thread
@@ -62,6 +63,17 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def expect_initialized(model: nn.Module) -> None:
+    """A ModelError for lazy layers, which have no weights until they see an input."""
+    for path, module in model.named_modules():
+        for value in (*module._parameters.values(), *module._buffers.values()):
+            if is_lazy(value):
+                raise ModelError(
+                    f"layer {path!r} ({type(module).__name__}) has no weights yet: run the model once, model(x), and load "
+                    f"its weights, before it is explained"
+                )
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
