@@ -1,10 +1,9 @@
 """One call: several methods asked several questions of one input, from as few passes as possible."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 from torch import Tensor
 
 from camscope.errors import ModelError, TargetError, warn_caller
@@ -102,7 +101,8 @@ def _answers(
 
 def question_at(target: Question, row: int, samples: int) -> Question:
     """One sample's question, of those of a batch."""
-    if callable(target) or not isinstance(target, list | tuple | Tensor | np.ndarray) or np.ndim(target) == 0:
+    single = isinstance(target, str) or getattr(target, "ndim", 1) == 0  # a number in an array has an axis less
+    if callable(target) or not isinstance(target, Sized) or single:
         return target
     if len(target) != samples:
         raise TargetError(f"{len(target)} targets for a batch of {samples}: give one, or one per sample")

@@ -19,8 +19,7 @@ def notebook_figure(image: Picture, alt: str, caption: str) -> str:
     kind, data = _small(image)
     picture = base64.b64encode(data).decode()
     return (
-        f'<figure><img style="max-width:100%" src="data:image/{kind};base64,{picture}" alt="{alt}">'
-        f"<figcaption>{caption}</figcaption></figure>"
+        f'<figure><img src="data:image/{kind};base64,{picture}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
     )
 
 
