@@ -12,12 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, fusion
+from camscope.explainers import (
+    METHODS,
+    Augmented,
+    Fused,
+    GradCAM,
+    GradCAMPlusPlus,
+    HiResCAM,
+    ScoreCAM,
+    fusion,
+    interaction,
+    maps,
+)
 from camscope.explainers.cam import WeightedChannels
 from camscope.explainers.passes import Pass
 from camscope.explainers.wrappers import augmented
 from camscope.explanation import Explanation
-from camscope.hooks import Tap, base
+from camscope.hooks import Tap, base, isolation
 from camscope.layers import Layout
 from camscope.render import scale
 from camscope.targets import Difference, Score
@@ -126,6 +137,27 @@ def a_patch_lies_in_its_row_and_column() -> None:
     expected = torch.zeros(6, 4)
     expected[3, 1] = model(x)[0, 2 + 3 * 4 + 1].sum().detach()
     torch.testing.assert_close(heat, expected)
+
+
+def a_constant_score_is_flagged() -> None:
+    model, x = plain(samples=1)
+    nn.init.zeros_(model.head.weight)
+    assert ScoreCAM(model, "middle").explain(x[0], 1).status == "constant_score"
+
+
+def a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples() -> None:
+    model, x = Residual().eval(), torch.randn(3, 3, 12, 12)
+    model.norm.running_mean = model.norm.running_var = None
+    tool = GradCAM(model, "block")
+    one = tool.attribute(x[:1], lambda output: output.square().sum(1))
+    assert torch.equal(tool.attribute(x, lambda output: output.square().sum(1))[:1], one)
+
+
+def nobodys_statistics_change() -> None:
+    model = Residual().train()
+    before = model.norm.running_mean.clone()
+    GradCAM(model, "block", mode="as_is").attribute(torch.randn(2, 3, 12, 12), 1)
+    assert torch.equal(model.norm.running_mean, before)
 
 
 def modes_come_back() -> None:
@@ -238,7 +270,24 @@ MUTANTS = [
         "unflatten(1, self.grid[::-1]).transpose(1, 2)",
         a_patch_lies_in_its_row_and_column,
     ),
-    Mutant("modes stay", base, "evaluating", "_set_mode(module, flag)", "pass", modes_come_back),
+    Mutant("constant is ok", maps, "_status", "if constant_score:", "if False:", a_constant_score_is_flagged),
+    Mutant(
+        "one batch for all",
+        interaction,
+        "_seen",
+        "one.shape != other.shape or _differ(one, other)",
+        "one.shape != other.shape",
+        a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,
+    ),
+    Mutant(
+        "statistics of the model",
+        isolation,
+        "isolated",
+        ", PrivateBuffers(model)",
+        "",
+        nobodys_statistics_change,
+    ),
+    Mutant("modes stay", base, "evaluating", "del view[key]", "pass", modes_come_back),
     Mutant(
         "one class for all",
         Score,

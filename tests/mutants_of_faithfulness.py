@@ -22,7 +22,7 @@ OF_FAITHFULNESS = [
         "ties from the top left",
         removed,
         "ranked",
-        "torch.randperm(total, generator=torch.Generator().manual_seed(seed))",
+        'torch.randperm(total, generator=torch.Generator(device="cpu").manual_seed(seed), device="cpu")',
         "torch.arange(total)",
         faithful.test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere,
     ),

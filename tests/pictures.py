@@ -1,6 +1,11 @@
-"""What the tests of pictures share: published colours, lightness by its formula, and a picture of noise."""
+"""What the tests of pictures share: published colours, lightness by its formula, a picture of noise, and that of a notebook."""
+
+import base64
+import io
+import re
 
 import numpy as np
+from PIL import Image
 
 # The ends of the maps as their authors published them.
 ENDS = {
@@ -21,3 +26,10 @@ def lightness(rgb):
 
 def photograph(height=40, width=60, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def notebook_picture(shown):
+    """(H,W,3): the one picture of what a notebook shows."""
+    assert not any(hasattr(shown, name) for name in ("_repr_png_", "_repr_jpeg_", "_repr_svg_")), "another format"
+    (data,) = re.findall(r'src="data:image/\w+;base64,([A-Za-z0-9+/=]+)"', shown._repr_html_())
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))

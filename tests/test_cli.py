@@ -248,6 +248,17 @@ def test_features_draws_the_channels(here):
     assert_refused("features", "none.png", "--layer", "layer2", code=1, saying="no such file")
 
 
+def test_methods_lists_one_that_a_script_registered(monkeypatch):
+    from camscope.explainers import METHODS, GradCAM
+
+    for name, module in (("mine", "__main__"), ("theirs", "their.package")):
+        own = type("Mine", (GradCAM,), {"name": name, "__doc__": "Their own map.", "__module__": module})
+        monkeypatch.setitem(METHODS, name, own)
+    lines = run("methods").stdout.splitlines()
+    heading = next(n for n, line in enumerate(lines) if "registered by your own code" in line)
+    assert [line.split()[0] for line in lines[heading + 1 :] if "Their own map." in line] == ["mine", "theirs"]
+
+
 def test_methods_lists_every_one():
     text = run("methods").stdout
     for name, method in METHODS.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from camscope import Explanation, compare, load_model
@@ -31,6 +32,7 @@ from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import draw
 from nets import CASES, Flat, Plain, Pooled, conv, plain
+from pictures import notebook_picture
 from tools import Counting
 
 quiet = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -443,7 +445,8 @@ def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):
     assert first.caption == found.rows[0]
     np.testing.assert_array_equal(first.picture, found.explanations[0].overlay(alpha=0))
     assert first.picture.shape == own.picture.shape
-    assert found.save(tmp_path / "a.png").read_bytes() == found._repr_png_()
+    np.testing.assert_array_equal(np.asarray(Image.open(found.save(tmp_path / "a.png"))), found.figure())
+    assert notebook_picture(found).std() > 0
     for refused in (found.explanations[0].boxes, found.explanations[0].contours):
         with pytest.raises(InputError, match=rf"a map .* of {x.ndim - 2} axes has neither outlines nor boxes"):
             refused()

@@ -18,6 +18,7 @@ from camscope.errors import CamscopeError, GeometryError, InputError, OutputErro
 from camscope.explanation import MEANING, ClassScore, Explanation, figure
 from camscope.files import write_bytes
 from camscope.geometry import Placement
+from pictures import notebook_picture, photograph
 
 HEAT = np.array([[0.0, 1.0, 0.5], [-3.0, 4.0, 2.0]])
 TOP = {name: tuple(render.colourise(np.array([[1.0]]), name)[0, 0]) for name in ("inferno", "viridis", "diverging")}
@@ -277,6 +278,23 @@ def test_a_figure_of_several_has_a_cell_for_each():
     assert three.dtype == np.uint8
     assert three.shape[0] == one.shape[0]
     assert three.shape[1] > 2.5 * one.shape[1]
+
+
+@pytest.mark.parametrize(("height", "width"), [(1536, 2048), (300, 9000)])
+def test_a_notebook_gets_at_most_300_kb_of_a_large_photograph_in_one_format(height, width):
+    place = Placement.identity((height, width))
+    noise = photograph(height, width)  # nothing takes more bytes
+    one = explanation(image=noise, placement=place, input_size=(height, width))
+    assert len(one._repr_html_()) <= 300_000
+    shown = notebook_picture(one)
+    assert max(shown.shape[:2]) <= 1200
+    assert abs(shown.shape[1] / shown.shape[0] - one.overlay(bar=True).shape[1] / height) < 0.05 * width / height
+    assert one.overlay().shape == noise.shape, "the full size, where it is asked for"
+
+
+def test_a_small_picture_is_shown_in_a_notebook_as_it_is():
+    one = explanation()
+    np.testing.assert_array_equal(notebook_picture(one), one.overlay(bar=True))
 
 
 def test_notebooks_get_an_escaped_label():

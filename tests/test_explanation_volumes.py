@@ -15,6 +15,7 @@ from camscope.explanation import Explanation, figure
 from camscope.geometry import Placement
 from camscope.render.outlines import OUTLINE
 from camscope.render.panel import AMBER
+from pictures import notebook_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,7 +87,7 @@ def test_the_world_of_the_input_is_that_of_the_image():
 
 def test_a_volume_s_picture_is_its_planes(tmp_path):
     one = volume()
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(one._repr_png_()))), one.planes())
+    np.testing.assert_array_equal(notebook_picture(one), one.planes())
     np.testing.assert_array_equal(
         np.asarray(Image.open(io.BytesIO(one.save(tmp_path / "why.png").read_bytes()))), one.planes()
     )

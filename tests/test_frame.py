@@ -36,6 +36,34 @@ HEAVY = [
 IMAGES = (".png", ".jpg", ".jpeg")
 
 
+# --- tensors
+
+
+FLOATS = {"empty", "eye", "linspace", "ones", "rand", "randn", "zeros"}
+FACTORIES = FLOATS | {"Generator", "arange", "as_tensor", "full", "randint", "randperm", "tensor"}
+
+
+def without_device_or_type(text):
+    """The calls that make a tensor of the user's default device or type, which may be any."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and re.match(r"torch\.\w+$", name := ast.unparse(node.func)):
+            kind, given = name.removeprefix("torch."), {keyword.arg for keyword in node.keywords}
+            missing = {"device"} - given if kind in FACTORIES else set()
+            missing |= {"dtype"} - given if kind in FLOATS else set()
+            yield from (f"line {node.lineno}: {name} without {word}" for word in sorted(missing))
+
+
+def test_every_tensor_is_made_on_a_device_that_is_named():
+    found = {str(path): [*without_device_or_type(path.read_text(encoding="utf-8"))] for path in PACKAGE.rglob("*.py")}
+    assert not {path: lines for path, lines in found.items() if lines}
+    planted = "torch.zeros(3)\ntorch.arange(2)\ntorch.tensor(1, device=x.device)\nx.new_zeros(2)"
+    assert [*without_device_or_type(planted)] == [
+        "line 1: torch.zeros without device",
+        "line 1: torch.zeros without dtype",
+        "line 2: torch.arange without device",
+    ]
+
+
 # --- floors
 
 

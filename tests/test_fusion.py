@@ -25,7 +25,7 @@ from camscope.explainers.refine import stages
 from camscope.explanation import Explanation
 from camscope.layers import spatial_layers
 from nets import CASES, Flat, Tokens
-from tools import Counting
+from tools import Counting, seen_before
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -128,7 +128,7 @@ def test_fused_by_hand_of_two_methods_of_one_layer():
 
 def test_the_layers_of_one_method_share_one_forward_and_one_backward_pass():
     model, x = CASES["pooled"].make()
-    counting = Counting(model)
+    counting = seen_before(Counting(model), x)
     fused = Fused.of(LayerCAM(counting), ["model.features.0", "model.features.2", "model.features"])
     fused.attribute(x, 1)
     assert (counting.forwards, counting.backwards) == (1, 1)

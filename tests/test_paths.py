@@ -29,7 +29,7 @@ from camscope.explainers.paths.expected import Draws
 from camscope.explainers.paths.guided import taken
 from camscope.explainers.paths.regions import places, regions_of
 from nets import CASES, Flat
-from tools import Counting, explainer
+from tools import Counting, explainer, seen_before
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 PATHS = [name for name, method in METHODS.items() if issubclass(method, PathExplainer)]
@@ -505,7 +505,7 @@ def test_xrai_takes_black_and_white_where_they_are_known_and_five_channels_and_c
 
 def test_without_scikit_image_xrai_names_the_extra_before_anything_runs(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage.segmentation", None)
-    counting = Counting(linear(torch.ones(1, 8, 8)))
+    counting = seen_before(Counting(linear(torch.ones(1, 8, 8))), torch.ones(1, 1, 8, 8))
     with pytest.raises(
         MissingExtraError, match=r'scikit-image is not installed; run: pip install "camscope\[segments\]"'
     ):

@@ -10,6 +10,7 @@ from camscope import HiResCAM
 from camscope.errors import InputError
 from camscope.render import chosen_frames, colourise, frames, trace
 from nets import CASES
+from pictures import notebook_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,7 +65,7 @@ def test_an_explanation_of_any_rank_is_a_picture(name, tmp_path):
     model, x = case.make(1)
     found = HiResCAM(model, case.layer).explain(x[0], 1)
     assert np.asarray(Image.open(found.save(tmp_path / "why.png"))).std() > 0
-    assert found._repr_png_()
+    assert notebook_picture(found).std() > 0
     assert (found.overlay(alpha=0.0) != found.overlay(alpha=1.0)).any()
     with pytest.raises(InputError, match="neither outlines nor boxes"):
         found.overlay(contour=0.5)

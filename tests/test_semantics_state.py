@@ -71,6 +71,7 @@ def test_whatever_the_model_raises_passes_unchanged_and_the_next_call_is_right(p
     expected = GradCAM(model, "block").attribute(x, 1)
     setattr(model, place, nn.Sequential(getattr(model, place), Interrupting(None)))
     tool = GradCAM(model, "block.0" if place == "block" else "block")
+    tool.attribute(x, 1)  # what is seen of a model once is seen
     model.get_submodule(place)[1].error = error
     facts = (model.norm.training, model.dropout.training, torch.is_grad_enabled())
     with pytest.raises(type(error)) as caught:
@@ -481,7 +482,7 @@ def test_a_thread_that_raises_does_not_disturb_the_others():
         future = pool.submit(GradCAM(model, "block").attribute, x, failing_target)
         assert inside.wait(10)
         assert torch.equal(GradCAM(model, "block").attribute(x, 1), expected)
-        assert not model.training, "the other thread is still inside"
+        assert model.training, "a thread that explains changes no flag"
         leave.set()
         with pytest.raises(ArithmeticError, match="mine"):
             future.result(10)

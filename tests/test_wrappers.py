@@ -28,7 +28,7 @@ from camscope.explainers.grids import resized
 from camscope.explainers.together import explain_each
 from camscope.targets import Difference, Score
 from nets import CASES, Pooled, plain
-from tools import Counting
+from tools import Counting, seen_before
 from untouched import untouched
 
 pytestmark = [
@@ -412,7 +412,7 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
 
 def test_denoised_methods_share_their_passes():
     model, x = CASES["residual"].make()
-    counted = Counting(model)
+    counted = seen_before(Counting(model), x)
     tools = [kind(counted, layer) for kind in (GradCAM, HiResCAM) for layer in ("model.block", "model.norm")]
     found = explain_each([Denoised(one) for one in tools], x[0], [1])
     assert (counted.forwards, counted.backwards) == (1, 1)

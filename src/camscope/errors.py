@@ -21,6 +21,8 @@ CamscopeWarning (UserWarning)               a result that is flagged, not wrong
 
 import errno
 import re
+import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,3 +153,27 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def warn_caller(message: str) -> None:
+    """Issue a CamscopeWarning at the line of the caller's own code that led here, so that Python shows it there once."""
+    frame, outermost = sys._getframe(1), sys._getframe(1)
+    while frame.f_back is not None:
+        if _is_ours(frame.f_globals):
+            outermost = frame.f_back
+        frame = frame.f_back
+    if _is_ours(frame.f_globals):
+        outermost = frame
+    place = outermost.f_globals
+    warnings.warn_explicit(
+        message,
+        CamscopeWarning,
+        outermost.f_code.co_filename,
+        outermost.f_lineno,
+        place.get("__name__", "<unknown>"),
+        place.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_ours(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__", "")).partition(".")[0] == __package__

@@ -1,6 +1,5 @@
 """Explanation: the raw map of one image, with what was asked, what was answered, and where the map lies."""
 
-import base64
 import html
 import json
 import os
@@ -30,6 +29,7 @@ OK = "ok"
 MEANING = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
     "zero_gradient": "the score's gradient is zero at this layer: the map says nothing",
+    "constant_score": "the score does not change with what the map shows, but for rounding: the map says nothing",
     "flat": "the map has one value everywhere",
     "nonfinite": "the map holds NaN or infinity, shown as zero",
     "no_spatial_resolution": "the layer has a single cell: the map cannot say where",
@@ -423,19 +423,14 @@ class Explanation:
     def __repr__(self) -> str:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
 
-    def _repr_png_(self) -> bytes | None:
-        if self._is_volume:
-            return render.encode(self.planes(), ".png")
-        return render.encode(self.overlay(bar=True), ".png") if self.heat.ndim <= 3 else None
-
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(self._repr_png_() or b"").decode()
         words = html.escape(
             self.caption if self.status == OK else f"{self.caption} · {self.status}: {MEANING[self.status]}"
         )
-        if not picture:
+        if not self._is_volume and self.heat.ndim > 3:
             return f"<p>{words}</p>"
-        return f'<figure><img src="data:image/png;base64,{picture}" alt="{words}"><figcaption>{words}</figcaption></figure>'
+        picture = self.planes() if self._is_volume else self.overlay(bar=True)
+        return render.notebook_figure(picture, words, words)
 
     def _best_size(self) -> Size:
         return "image" if self.placement is not None and self.image is not None else "input"

@@ -53,6 +53,20 @@ class InputKey:
         return model(*args, **{self.name: x, **kwargs})
 
 
+def call_model(
+    model: nn.Module,
+    x: Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: InputKey | None = None,
+    *,
+    frames_first: bool = False,
+) -> Any:
+    """The model's output for x, handed on under `key`; with `frames_first`, (N,C,T,H,W) enters it as (N,T,C,H,W)."""
+    x = x.transpose(1, 2) if frames_first else x
+    return model(x, *args, **kwargs) if key is None else key.call(model, x, args, kwargs)
+
+
 def forward_signature(model: nn.Module) -> Signature:
     """The signature of a model's forward, seen through its decorators."""
     try:

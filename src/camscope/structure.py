@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from camscope.errors import LayerError
@@ -45,6 +46,26 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
     return result
 
 
+def concatenated(values: Sequence[Any]) -> Any:
+    """Structures of one kind as one: their tensors joined along the first axis, all else as the first has it."""
+    if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
+        return [part for value in values for part in value]  # one structure a sample, as detectors return
+    result, every = values[0], [dict(leaves(value)) for value in values]
+    for path, leaf in every[0].items():
+        parts = [found[path] for found in every]
+        result = replaced(result, path, torch.cat(parts) if leaf.ndim else torch.stack(parts))
+    return result
+
+
+def unusual(tensor: Tensor) -> str | None:
+    """What keeps a tensor from being an array of numbers that hooks and maps can use, in words; None for an ordinary one."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "part of a transform of torch.func, as inside vmap"
+    if tensor.is_nested:
+        return "a nested tensor"
+    return None if tensor.layout == torch.strided else f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
+
+
 def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple[Path, Tensor]:
     """The floating tensor of highest rank in a layer's output: the map; of an attention's (context, weights) the context."""
     found = [(path, leaf) for path, leaf in leaves(output) if leaf.is_floating_point()]
@@ -55,6 +76,10 @@ def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple
     rank = max((leaf.ndim for _, leaf in found), default=0)
     best = [(path, leaf) for path, leaf in found if leaf.ndim == rank]
     if len(best) == 1:
+        if (kind := unusual(best[0][1])) is not None:
+            raise LayerError(
+                f"layer {name!r} returns {kind}, which has no map; choose a layer that returns an ordinary (dense) tensor"
+            )
         return best[0]
     listing = ", ".join(f"{shown(path)} {tuple(leaf.shape)}" for path, leaf in best)
     if not best:

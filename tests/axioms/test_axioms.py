@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.errors import InputError, TargetError
+from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
 from camscope.explainers.pixels import PixelExplainer
 from nets import CASES, Plain, linear, plain
 from refusals import ATTENTION, CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
-from tools import Counting, Tally, explainer, looks_at_layers
+from tools import Counting, Tally, explainer, looks_at_layers, seen_before
 from untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
@@ -169,6 +169,73 @@ def test_a_constant_added_to_the_logits_changes_nothing(method, case):
     torch.testing.assert_close(shifted, right, rtol=1e-9, atol=1e-12)
 
 
+class Constant(nn.Module):
+    """Answers the same whatever it sees: with a gradient of zero, with none, or with one that its precision swallows."""
+
+    def __init__(self, model, kind):
+        super().__init__()
+        self.model, self.kind = model, kind
+
+    def forward(self, x):
+        output, constant = self.model(x), torch.tensor([1.0, 2.0, 3.0])
+        if self.kind == "no graph":
+            return constant.expand(len(x), 3).clone()
+        return 0 * output + constant if self.kind == "zero gradient" else 1e-9 * output + 1000 * constant
+
+
+def answer(tool, image):
+    """The explanation of class 1, or the error in words."""
+    try:
+        return tool.explain(image, 1)
+    except (LayerError, ModelError) as error:
+        return str(error)
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("kind", ["zero gradient", "no graph", "below the precision"])
+def test_a_constant_model_is_flagged(method, kind):
+    if (method, kind) == ("excitationbackprop", "below the precision"):
+        pytest.skip("it hands on shares of 1, whatever the size of what it shares out")
+    case = first_answered(method, "pooled", "flat", "tokens")
+    model, x = case.make(1)
+    tool = explainer(method, Constant(model, kind), f"model.{case.layer}")
+    found = answer(tool, x[0])
+    if isinstance(found, str):
+        assert any(words in found for words in ("does not depend on", "not 'model.head'", "no Linear")), found
+        return
+    if METHODS[method].class_specific:
+        assert found.status in ("constant_score", "zero_gradient", "flat", "no_positive_evidence")
+    else:
+        assert "the map does not depend on the score" in found.notes
+
+
+@pytest.fixture(params=[torch.device("meta"), torch.float64], ids=str)
+def default(request):
+    """A default of PyTorch that its user has changed."""
+    of_dtype = torch.set_default_dtype if isinstance(request.param, torch.dtype) else torch.set_default_device
+
+    def change():
+        of_dtype(request.param)
+
+    yield change
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+@EVERY_METHOD
+def test_the_users_default_device_and_type_change_nothing(method, default):
+    case = residual_or_plainer(method)
+    model, x = case.make()
+    tool = explainer(method, model, case.layer)
+    expected, one = tool.attribute(x, 1), tool.explain(x[0], 1)
+    default()
+    again = explainer(method, model, case.layer)
+    found, other = again.attribute(x, 1), again.explain(x[0], 1)
+    assert (found.dtype, found.device) == (expected.dtype, expected.device)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert (one.status, one.probability, one.label) == (other.status, other.probability, other.label)
+
+
 class Rewriting(Plain):
     """The same network, that rewrites the middle layer's output in place as soon as it has it."""
 
@@ -221,6 +288,7 @@ def test_the_declared_cost_is_the_counted_cost(method):
     model, x = case.make()
     counting, stem = Counting(model), Rows(next(model.children()))
     setattr(model, next(name for name, _ in model.named_children()), stem)
+    seen_before(counting, x)
     tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
     whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
     tool.attribute(x, 1)

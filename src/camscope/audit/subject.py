@@ -146,7 +146,7 @@ class Subject:
         known = self.config.model
         try:
             place = torch.device(known.device)
-            torch.zeros(1, device=place).item()  # which "meta" has no answer to
+            torch.zeros(1, device=place, dtype=torch.float32).item()  # which "meta" has no answer to
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise InputError(f"model.device = {known.device!r}: {str(error).partition(chr(10))[0]}") from error
         return load_model(known.source, weights=known.weights).to(place)

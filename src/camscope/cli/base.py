@@ -306,7 +306,7 @@ def loaded(spec: str, weights: str | None = None, device: str = "cpu") -> "nn.Mo
             note(f"{library} is executed as code")
         try:
             place = torch.device(device)
-            torch.empty(1, device=place)
+            torch.empty(1, device=place, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise typer.BadParameter(shown(error), param_hint="'--device'") from error
         return load_model(spec, weights=weights).to(place)

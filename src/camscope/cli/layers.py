@@ -58,7 +58,9 @@ def _example(net: "nn.Module", size: str | None) -> "Tensor":
     if size is not None:
         shape = (shape[0], *_size(size, len(shape) - 1))
     place, kind = home(inner)
-    noise = torch.randn((1, *shape), generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(
+        (1, *shape), generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float32, device="cpu"
+    )
     return noise.to(place, kind)
 
 

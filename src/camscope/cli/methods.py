@@ -30,15 +30,15 @@ def run() -> None:
     from camscope.explainers.pixels import PixelExplainer
     from camscope.explainers.token_attention import TokenAttention
 
-    controls = [method for method in METHODS.values() if method.control]
-    looking = [m for m in METHODS.values() if issubclass(m, LayerExplainer) or takes_layers(m)]
+    foreign = [m for m in METHODS.values() if m.__module__.partition(".")[0] != "camscope"]
+    ours = [method for method in METHODS.values() if method not in foreign]
+    controls = [method for method in ours if method.control]
+    looking = [m for m in ours if issubclass(m, LayerExplainer) or takes_layers(m)]
     layered = [m for m in looking if m not in controls]
-    attention = [m for m in METHODS.values() if issubclass(m, TokenAttention)]
-    by_room = {
-        words: [m for m in METHODS.values() if _room(m) == room and m not in layered] for room, words in ROOMS.items()
-    }
+    attention = [m for m in ours if issubclass(m, TokenAttention)]
+    by_room = {words: [m for m in ours if _room(m) == room and m not in layered] for room, words in ROOMS.items()}
     roomed = [m for methods in by_room.values() for m in methods]
-    whole = [m for m in METHODS.values() if m not in (*controls, *layered, *attention, *roomed)]
+    whole = [m for m in ours if m not in (*controls, *layered, *attention, *roomed)]
     shared = {*settable(Explainer), *settable(CAM), *settable(PixelExplainer)}
     table = base.table("method", "in words", "forwards>", "backwards>", "settings")
     for column, widest in zip(table.columns, WIDEST, strict=True):
@@ -50,6 +50,7 @@ def run() -> None:
     for words, methods in by_room.items():
         _add(table, words, methods, shared)
     _add(table, "controls: what any method must beat", controls, shared)
+    _add(table, "registered by your own code", foreign, shared)
     console = base.out()
     console.print(table)
     legend = (
@@ -74,7 +75,7 @@ def _add(table: "Table", title: str, methods: "Iterable[type[Explainer]]", share
 
 def _room(method: type) -> str:
     """The folder that a method is kept in."""
-    return method.__module__.split(".")[-2]
+    return "".join(method.__module__.split(".")[-2:-1])
 
 
 def _first_sentence(method: type) -> str:

@@ -14,8 +14,8 @@ class Adam:
 
     learning_rate: float
     steps: int = 0
-    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
-    square: Tensor = field(default_factory=lambda: torch.zeros(()))
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float32, device="cpu"))
+    square: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float32, device="cpu"))
 
     def move(self, gradient: Tensor) -> Tensor:
         """What to add, in the gradient's shape."""

@@ -151,9 +151,9 @@ def _reason(facts: frozenset[str], tools: Sequence[Explainer]) -> tuple[tuple[st
 
 def _formula(tool: Explainer, because: Sequence[str]) -> Floats | None:
     """(N,h,w): what a method makes of numbers drawn at random of which only this is true; None if it reads others."""
-    draw = torch.Generator().manual_seed(0)
-    A = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64)
-    g = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64)
+    draw = torch.Generator(device="cpu").manual_seed(0)
+    A = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64, device="cpu")
+    g = torch.randn((8, 5, 3, 4), generator=draw, dtype=torch.float64, device="cpu")
     A = A.abs() if POSITIVE in because else A
     g = g[..., :1, :1].expand_as(g) if EVEN in because else g
     if tool.name == CLASSIFIER and EVEN in because:

@@ -130,7 +130,9 @@ def of_itself(kind: str, x: Tensor, seed: int = 0) -> Tensor | None:
         return blurred(x, *BLUR)
     if kind == "noise":
         low, high = x.amin(axes, keepdim=True), x.amax(axes, keepdim=True)
-        drawn = torch.rand(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        drawn = torch.rand(
+            x.shape[1:], generator=torch.Generator(device="cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
+        )
         return low + (high - low) * drawn.to(x)
     return None
 

@@ -34,7 +34,7 @@ def measured(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[st
 
     def note(module: nn.Module, args: object, output: object) -> None:
         begun.update(filter(None, [names.get(id(module))]))
-        size = max((leaf.nbytes for _, leaf in leaves(output)), default=0)
+        size = max((leaf.numel() * leaf.element_size() for _, leaf in leaves(output)), default=0)
         for name, width in widths.items():
             width.whole = max(width.whole, size)
             width.total += size if not module._modules else 0
@@ -81,7 +81,7 @@ def in_chunks(count: int, size: int, run: Callable[[slice], Tensor]) -> Tensor:
     """(count,): run(slice) of one piece after the other; see `in_turns`."""
     done: list[Tensor] = []
     in_turns(count, size, lambda part: done.append(run(part)))
-    return torch.cat(done) if done else torch.empty(0)
+    return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -1,6 +1,5 @@
 """compare: explanations of one image side by side, from as few passes as possible, and where they coincide."""
 
-import base64
 import html
 import os
 from collections.abc import Mapping, Sequence
@@ -147,16 +146,12 @@ class Comparison:
             raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
         return write_bytes(path, render.encode(self.figure(), suffix), overwrite=overwrite)
 
-    def _repr_png_(self) -> bytes | None:
-        return render.encode(self.figure(), ".png") if self.explanations[0].heat.ndim <= 3 else None
-
     def _repr_html_(self) -> str:
-        picture, words = self._repr_png_(), html.escape(self.title)
+        words = html.escape(self.title)
         said = "<br>".join([words, *map(html.escape, self.sentences)])
-        if picture is None:
+        if self.explanations[0].heat.ndim > 3:
             return f"<p>{said}</p>"
-        data = base64.b64encode(picture).decode()
-        return f'<figure><img src="data:image/png;base64,{data}" alt="{words}"><figcaption>{said}</figcaption></figure>'
+        return render.notebook_figure(self.figure(), words, said)
 
 
 @with_our_names

@@ -1,5 +1,6 @@
 """Concepts: what a layer's activation of some images is made of, and how to see it."""
 
+import html
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,8 +90,9 @@ class Concepts:
         shares = ", ".join(_percent(float(share)) for share in self.shares)
         return f"<{len(self)} concepts of {len(self.maps)} images at {self.layer}: {shares}; error {self.error:.2f}>"
 
-    def _repr_png_(self) -> bytes | None:
-        return render.encode(self.figure(), ".png") if self.maps.ndim == 4 else None
+    def _repr_html_(self) -> str:
+        words = html.escape(repr(self))
+        return render.notebook_figure(self.figure(), words, words) if self.maps.ndim == 4 else f"<p>{words}</p>"
 
 
 def _percent(share: float) -> str:

@@ -59,7 +59,9 @@ class RandomCAM(WeightedChannels, Seeded):
     def channel_weights(self, features: Features) -> Tensor:
         """(1,K,1)"""
         generator = self.drawing()
-        weights = 2 * torch.rand(features.activation.shape[1], generator=generator, dtype=torch.float64) - 1
+        weights = (
+            2 * torch.rand(features.activation.shape[1], generator=generator, dtype=torch.float64, device="cpu") - 1
+        )
         return weights.to(features.activation)[None, :, None]
 
 

@@ -75,11 +75,12 @@ class DeepFeatureFactorization(LayerExplainer, InPasses):
         """One pass for every few images, one factorisation of them all."""
         with asking(survey(self.model), self, torch.stack([item.x for item in items])) as asked:
             x = asked.x
-            pages = [self._page(asked.score(kind=EveryClass), part) for part in x.split(AT_ONCE)]
+            at_once = 1 if asked.one_by_one else AT_ONCE
+            pages = [self._page(asked.score(kind=EveryClass), part) for part in x.split(at_once)]
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])
             joint = self._factorised(matrix.flatten(0, 1)[None])
             maps, vectors = joint.maps[0].unflatten(0, matrix.shape[:2]), joint.vectors.expand(len(x), -1, -1)
-            parts = [slice(start, start + AT_ONCE) for start in range(0, len(x), AT_ONCE)]
+            parts = [slice(start, start + at_once) for start in range(0, len(x), at_once)]
             if len(pages) > 1:  # what each has for its next passes must not be held for all
                 pages = [replace(page, replay=None) for page in pages]
             gains = [gains_of(page, maps[part], vectors[part]) for page, part in zip(pages, parts, strict=True)]

@@ -22,17 +22,20 @@ class Seeded(Method):
 
     def drawing(self) -> torch.Generator:
         """Where its numbers come from, from the first on."""
-        return torch.Generator().manual_seed(self.seed)
+        return torch.Generator(device="cpu").manual_seed(self.seed)
 
 
 def seeds(count: int, generator: torch.Generator) -> list[int]:
     """So many, one for each turn: what a turn draws does not depend on which turns run with it."""
-    drawn: list[int] = torch.randint(2**63 - 1, (count,), generator=generator).tolist()
+    drawn: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
     return drawn
 
 
 def normal(seeds: Sequence[int], like: Tensor) -> Tensor:
     """(C,*S) -> (R,C,*S): standard normal numbers, each row from a seed of its own."""
-    generator = torch.Generator()
-    rows = [torch.randn(like.shape, generator=generator.manual_seed(one), dtype=torch.float32) for one in seeds]
+    generator = torch.Generator(device="cpu")
+    rows = [
+        torch.randn(like.shape, generator=generator.manual_seed(one), dtype=torch.float32, device="cpu")
+        for one in seeds
+    ]
     return torch.stack(rows).to(like)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from camscope.explainers.base import Explainer, register
 from camscope.explainers.biases import Bias
 from camscope.explainers.maps import Maps
-from camscope.explainers.scope import asking, expect_differentiable, survey
+from camscope.explainers.run import question_at
+from camscope.explainers.scope import asking, expect_differentiable, interacting, survey
 from camscope.explainers.shares import Completeness, Shares, taken_apart
 from camscope.targets import Question, Score
 
@@ -39,7 +40,9 @@ class WholeNetwork(Explainer):
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
         every = taken_apart(x, scores, self)
-        return [Maps(one.map(), zero_gradient=~one.reached, own=self.said(one)) for one in every]
+        return [
+            Maps(one.map(), zero_gradient=~one.reached, constant_score=one.faint, own=self.said(one)) for one in every
+        ]
 
     def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:
         """What each sample's result says of itself."""
@@ -98,5 +101,8 @@ def completeness(model: nn.Module, x: Tensor, target: Question = None) -> Comple
     """
     tool, known = FullGrad(model), survey(model)
     expect_differentiable(known)
+    if interacting(known, tool, x):
+        each = [completeness(model, x[i : i + 1], question_at(target, i, len(x))) for i in range(len(x))]
+        return Completeness(*(torch.cat(parts) for parts in zip(*(vars(one).values() for one in each), strict=True)))
     with asking(known, tool, x) as asked:
         return taken_apart(asked.x, [asked.score(target)], tool)[0].completeness()

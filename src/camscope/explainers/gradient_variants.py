@@ -58,7 +58,7 @@ class SmoothGradCAMPlusPlus(WeightedChannels, Seeded):
         spread = (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (x.ndim - 1)) * self.sigma
         generator = self.drawing()
         for _ in range(self.samples):
-            yield x + spread * torch.randn(x.shape[1:], generator=generator).to(x)
+            yield x + spread * torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(x)
 
 
 @register

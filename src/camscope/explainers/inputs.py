@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from camscope.errors import CamscopeError, InputError, PreprocessError
 from camscope.explanation import Pixels
 from camscope.geometry import Placement
-from camscope.structure import mapped
+from camscope.structure import mapped, unusual
 
 if TYPE_CHECKING:
     from camscope.images.scan import Scan
@@ -70,6 +70,8 @@ def read_item(
 
     if isinstance(source, Item):
         return source
+    if isinstance(source, Tensor):
+        expect_ordinary(source)
     if isinstance(source, Tensor) and (source.dtype != torch.uint8 or (preprocess is None and _is_input(source))):
         x = _single(source, 3 if frames_first else spatial_rank(model, source.shape))
         x = x.transpose(0, 1) if frames_first else x
@@ -92,6 +94,18 @@ def read_item(
     photo = read_photo(source)
     x, placement = known(preprocess, photo.name)(photo.pixels)
     return Item(x.to(*home), placement, photo.name, photo.pixels, picture_of(x, preprocess), flags=photo.flags)
+
+
+def expect_ordinary(x: Tensor) -> None:
+    """An InputError for a tensor that is no dense array of numbers, and inside a transform of `torch.func`."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InputError(
+            "camscope runs hooks and backward passes of its own, which torch.func (vmap, grad, jvp, functionalize) cannot "
+            "transform: call it outside, with the whole batch (N,C,H,W)"
+        )
+    if (kind := unusual(x)) is not None:
+        fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else "x.to_dense()"
+        raise InputError(f"the input is {kind}; expected an ordinary float tensor: pass {fix}")
 
 
 def takes_scans(preprocess: object) -> bool:

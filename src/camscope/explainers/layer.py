@@ -12,7 +12,7 @@ from camscope.explainers.at_layer import AtLayer
 from camscope.explainers.excused import attempted
 from camscope.explainers.features import Features
 from camscope.explainers.grids import first_part
-from camscope.explainers.maps import Later, Maps
+from camscope.explainers.maps import Later, Maps, is_faint
 from camscope.explainers.method import Method
 from camscope.explainers.passes import Pass
 from camscope.targets import Score
@@ -83,11 +83,14 @@ class LayerExplainer(AtLayer):
         return made
 
     def _maps(self, features: Features) -> Maps:
-        heat = self.combine(features)
+        with features.score.observed() as scores:
+            heat = self.combine(features)
         heat = heat if features.shares is None else first_part(heat, features.shares)
-        zero = None
+        zero, constant = None, scores.is_constant(features.score.precision)
         if features.found is not None:  # a method that asks of other inputs too may find something all the same
             zero = ~(features.found.flatten(1).any(1) | heat.flatten(1).any(1))
+            if constant is None and not self.own_rules:
+                constant = is_faint(features.score.precision, features.values, features.found, features.activation)
         notes = [*self.told(features.layer, features.score.model), *features.notes]
         if features.shares is not None:
             notes.append(
@@ -96,4 +99,6 @@ class LayerExplainer(AtLayer):
         if self.runs_model and any(module.training for module in features.score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
         own = tuple(map(tuple, features.remarks))
-        return Maps(heat, features.layer, features.layout, zero, tuple(notes), own, unverified=features.unverified)
+        return Maps(
+            heat, features.layer, features.layout, zero, constant, tuple(notes), own, unverified=features.unverified
+        )

@@ -16,6 +16,7 @@ from camscope.layers import Layout
 class Maps:
     """Raw maps (N,*s) of one score, and what is known of how they came about: of all, and of each sample (`own`).
 
+    `constant_score` (N,): whether the score did not change, but for rounding, with all that was altered.
     `measures`: numbers (N,) by name, which go into the results as they are.
     `error` (N,*s): each cell's standard error, where the map is a mean over what was drawn.
     `unverified`: whether the layout of the layer could be neither verified nor contradicted.
@@ -25,6 +26,7 @@ class Maps:
     layer: str | None = None
     layout: Layout | None = None
     zero_gradient: Tensor | None = None
+    constant_score: Tensor | None = None
     notes: tuple[str, ...] = ()
     own: tuple[tuple[str, ...], ...] = ()
     measures: dict[str, Tensor] = field(default_factory=dict)
@@ -40,18 +42,54 @@ Later = Callable[[], Maps]  # a map that takes passes of its own, made when the 
 
 
 def merged(several: Sequence[Maps], heat: Tensor, *said: str) -> Maps:
-    """The maps (N,*s) that several became: each note once, and a gradient of zero only where all have that."""
-    zeros = [one.zero_gradient for one in several if one.zero_gradient is not None]
+    """The maps (N,*s) that several became: each note once; a zero gradient or a constant score where all have it."""
     return replace(
         several[0],
         heat=heat,
         error=None,
-        zero_gradient=torch.stack(zeros).all(0) if len(zeros) == len(several) else None,
+        zero_gradient=_in_all([one.zero_gradient for one in several]),
+        constant_score=_in_all([one.constant_score for one in several]),
         notes=_once([*(one.notes for one in several), said]),
         own=tuple(map(_once, zip_longest(*(one.own for one in several), fillvalue=()))),
         unverified=any(one.unverified for one in several),
         measures={},  # each was of one map: of what they became it does not hold
     )
+
+
+def stacked(several: Sequence[Maps], *said: str) -> Maps:
+    """The maps of samples that were explained one by one, as those of one batch."""
+    shared = tuple(note for note in several[0].notes if all(note in one.notes for one in several))
+    return replace(
+        several[0],
+        heat=torch.cat([one.heat for one in several]),
+        error=_cat([one.error for one in several]),
+        zero_gradient=_cat([one.zero_gradient for one in several]),
+        constant_score=_cat([one.constant_score for one in several]),
+        notes=(*shared, *said),
+        own=tuple(tuple(note for note in one.notes_of(0) if note not in shared) for one in several),
+        measures={name: torch.cat([one.measures[name] for one in several]) for name in several[0].measures},
+    )
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
+
+
+def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
+    known = [flag for flag in flags if flag is not None]
+    return torch.stack(known).all(0) if len(known) == len(flags) else None
+
+
+def is_faint(precision: float, values: Tensor, gradient: Tensor, at: Tensor) -> Tensor:
+    """(N,): whether the score (N,), to first order, would not change by its own precision if all of `at` were zero.
+
+    The gradient there, and `at`, are (N,...); `precision`: see `Score.precision`. Where one of them is zero there is
+    nothing to compare.
+    """
+    change = gradient.flatten(1).norm(dim=1) * at.flatten(1).norm(dim=1)  # or less, by Cauchy and Schwarz
+    faint: Tensor = (change > 0) & (change <= precision * values.detach().abs())
+    return faint
 
 
 def _once(notes: Iterable[Iterable[str]]) -> tuple[str, ...]:
@@ -63,11 +101,12 @@ def statuses(maps: Maps) -> list[str]:
     flat = maps.heat.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero = [False] * len(flat) if maps.zero_gradient is None else maps.zero_gradient.tolist()
-    found = [_status(flat.shape[1], zero[i], low[i], high[i]) for i in range(len(flat))]
+    constant = [False] * len(flat) if maps.constant_score is None else maps.constant_score.tolist()
+    found = [_status(flat.shape[1], zero[i], constant[i], low[i], high[i]) for i in range(len(flat))]
     return ["layout_unverified" if status == OK and maps.unverified else status for status in found]
 
 
-def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
+def _status(cells: int, zero_gradient: bool, constant_score: bool, low: float, high: float) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return "nonfinite"
     if zero_gradient:
@@ -76,4 +115,6 @@ def _status(cells: int, zero_gradient: bool, low: float, high: float) -> str:
         return "no_spatial_resolution"
     if not high > 0:
         return "no_positive_evidence"
+    if constant_score:
+        return "constant_score"
     return "flat" if low == high else OK

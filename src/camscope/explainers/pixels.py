@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from camscope.explainers.base import Explainer
-from camscope.explainers.maps import Maps
+from camscope.explainers.maps import Maps, is_faint
 from camscope.explainers.scope import checked_finite, expect_one_of
 from camscope.hooks.input_gradient import input_gradients
 from camscope.targets import Score, full_precision
@@ -58,7 +58,7 @@ class OneGradient(PixelExplainer):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores from one forward pass."""
-        return [self.map_of(x, gradient) for gradient in self.gradients(x, scores)]
+        return [self.map_of(x, *one) for one in zip(scores, self.gradients(x, scores), strict=True)]
 
     def gradients(
         self, x: Tensor, scores: Sequence[Score], prepare: Callable[[Sequence[Tensor]], object] = len
@@ -78,7 +78,8 @@ class OneGradient(PixelExplainer):
             checked_finite("the gradient at the input", gradient, self.on_nonfinite)
         return found
 
-    def map_of(self, x: Tensor, gradient: Tensor, *notes: str) -> Maps:
-        """The map (N,*S) of one gradient (N,C,*S)."""
+    def map_of(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> Maps:
+        """The map (N,*S) of one score's gradient (N,C,*S)."""
         heat = self.over_channels(self.of_gradient(full_precision(x), gradient))
-        return Maps(heat, zero_gradient=~gradient.flatten(1).any(1), notes=notes)
+        faint = None if score.values is None else is_faint(score.precision, score.values, gradient, full_precision(x))
+        return Maps(heat, zero_gradient=~gradient.flatten(1).any(1), constant_score=faint, notes=notes)

@@ -76,7 +76,9 @@ def _krylov(gram: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor]:
     the gap to the next eigenvalue, which bounds their angle to the true ones; a tie as wide as the block has no gap.
     """
     samples, n = gram.shape[:2]
-    start = torch.randn(n, BLOCK, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # the same always
+    start = torch.randn(
+        n, BLOCK, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
+    )  # the same always
     found = torch.linalg.qr(start.to(gram))[0].expand(samples, -1, -1)
     axes, sure = torch.zeros_like(found), torch.zeros(samples, dtype=torch.bool, device=gram.device)
     allowed = max(1e-11, torch.finfo(precision).eps / 64)

@@ -130,7 +130,9 @@ class Rest:
         width = self.widths.whole if way == "whole" else self.widths.rest
         size = self.batch_size or copies_within_memory(max(1, width // len(self.x)), self.x.device)
         owners = versions(slice(0, count))[1]
-        last = {"apart": owners.diff().nonzero()[:, 0], "batch": torch.arange(count - 1)}.get(way, owners[:0]).tolist()
+        last = {"apart": owners.diff().nonzero()[:, 0], "batch": torch.arange(count - 1, device="cpu")}.get(
+            way, owners[:0]
+        ).tolist()
 
         def piece(start: int, part: slice) -> Tensor:
             return run(*versions(slice(part.start + start, part.stop + start)))

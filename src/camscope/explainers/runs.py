@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,12 @@ class ManyRuns(Explainer, InPasses):
 
     def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
         """The maps of several scores, one after the other."""
-        return [self.attributed(x, score) for score in scores]
+        return [self._observed(x, score) for score in scores]
+
+    def _observed(self, x: Tensor, score: Score) -> Maps:
+        with score.observed() as scores:
+            maps = self.attributed(x, score)
+        return replace(maps, constant_score=scores.is_constant(score.precision))
 
     @abstractmethod
     def attributed(self, x: Tensor, score: Score) -> Maps:

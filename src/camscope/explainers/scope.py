@@ -4,7 +4,6 @@ import itertools
 import math
 import numbers
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import CamscopeWarning, InputError, ModelError, NonFiniteError
-from camscope.explainers.inputs import ALONE, Companions
-from camscope.hooks.base import autocast_uncached, evaluating, unwrap
+from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
+from camscope.explainers.inputs import ALONE, Companions, expect_ordinary
+from camscope.explainers.interaction import samples_interact
+from camscope.hooks.base import autocast_uncached, evaluating, expect_initialized, unwrap
+from camscope.hooks.isolation import isolated
 from camscope.structure import mapped
 from camscope.targets import Question, Score
 
@@ -48,6 +49,7 @@ def survey(model: nn.Module) -> Survey:
         raise ModelError(
             f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
         )
+    expect_initialized(inner)
     devices: dict[torch.device, None] = {}
     compiled, inference = False, None
     for path, module in inner.named_modules():
@@ -73,11 +75,15 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
-        if mode == "eval":
-            scope.enter_context(evaluating(known.model))
+        scope.enter_context(evaluating(known.model) if mode == "eval" else isolated(known.model))
         if known.compiled:
             scope.enter_context(_eager())
         yield
+
+
+def weight_versions(model: nn.Module) -> dict[int, int]:
+    """How often each parameter was changed in place: another thread that trains the model meanwhile changes some."""
+    return {id(value): value._version for value in model.parameters() if not value.is_inference()}
 
 
 @contextmanager
@@ -135,6 +141,7 @@ class Asked:
     x: Tensor
     model: nn.Module
     beside: Mapping[str, Any]
+    one_by_one: bool = False  # the model's samples see one another
 
     def score(self, target: Question = None, kind: type[Score] = Score) -> Score:
         """The number that a question means."""
@@ -142,13 +149,30 @@ class Asked:
 
 
 @contextmanager
-def asking(known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE) -> Iterator[Asked]:
-    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x."""
+def asking(
+    known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE, *, copies: bool = False
+) -> Iterator[Asked]:
+    """Inside the `with` the model is calm, and the arithmetic around it exact; the companions go to the model with x.
+
+    `copies`: the model is going to see batches of altered copies. Where its samples see one another, each has a pass of
+    its own.
+    """
+    apart = interacting(known, tool, x, companions, copies=copies)
     with calm(known, tool.mode), precisely(tool.precision, known) as casts:
         more = {"args": mapped(companions.args, usable), "kwargs": mapped(dict(companions.kwargs), usable)}
         inputs = prepared(checked_input(x, known, tool), tool.precision)
-        settings = {"categories": tool.categories, **tool.call_settings}
-        yield Asked(inputs, known.model, {**settings, "around": casts, "size": inputs.shape[2:], **more})
+        settings = {"categories": tool.categories, "one_by_one": apart, **tool.call_settings}
+        yield Asked(inputs, known.model, {**settings, "around": casts, "size": inputs.shape[2:], **more}, apart)
+
+
+def interacting(
+    known: Survey, tool: Settings, x: Tensor, companions: Companions = ALONE, *, copies: bool = False
+) -> bool:
+    """Whether samples see one another, in eval mode, where there are several of x (N,C,*S), or `copies` of one."""
+    checked_input(x, known, tool)
+    if tool.mode != "eval" or not (copies or len(x) > 1):
+        return False
+    return samples_interact(known.model, usable(x).detach(), companions, tool.call_settings)
 
 
 def expect_one_of(setting: str, value: object, *words: object) -> None:
@@ -204,6 +228,7 @@ def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
             f"another kind goes to explain)"
         )
+    expect_ordinary(x)
     if x.dtype == torch.bool or x.is_complex():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
     if not x.is_floating_point() and not tool.takes_integers:
@@ -271,7 +296,7 @@ def checked_finite(what: str, values: Tensor, policy: OnNonFinite) -> None:
     message = f"{what} has {len(bad)} NaN or infinite values of {values.numel()}, the first at {tuple(bad[0].tolist())}"
     if policy == "raise":
         raise NonFiniteError(f'{message}; pass on_nonfinite="warn" to go on')
-    warnings.warn(message, CamscopeWarning, stacklevel=2)
+    warn_caller(message)
 
 
 _eager_lock = threading.Lock()

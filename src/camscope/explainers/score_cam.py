@@ -137,7 +137,7 @@ class SSCAM(MaskedScores, Seeded):
     def masking(self, x: Tensor) -> Masking:
         """Rows x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
         shape = (self.samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
-        drawn = torch.randn(shape, generator=self.drawing(), dtype=torch.float32)
+        drawn = torch.randn(shape, generator=self.drawing(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
         if self.noise == "map":
             return lambda rows, masks, turns: rows * (masks + noises[turns])
@@ -167,7 +167,7 @@ class ISCAM(MaskedScores):
 
     def masking(self, x: Tensor) -> Masking:
         """Rows x ∘ H i/N."""
-        numbers = torch.arange(1, self.samples + 1, dtype=torch.float64)
+        numbers = torch.arange(1, self.samples + 1, dtype=torch.float64, device="cpu")
         steps = (numbers / self.samples).to(x).view(-1, *[1] * (x.ndim - 1))
         return lambda rows, masks, turns: rows * (masks * steps[turns])
 

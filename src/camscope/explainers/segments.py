@@ -44,6 +44,8 @@ def labels_of(segments: Segments, x: Tensor, compactness: float = COMPACTNESS) -
             f"the segments' callable gave {type(given).__name__}: expected a label map, a tensor or an array "
             f"{tuple(x.shape[1:])} of whole numbers"
         )
+    if isinstance(given, Tensor) and given.is_meta:
+        raise InputError("the segments are on the meta device and have no values: make them on the device of the input")
     labels = (_of_array(given) if isinstance(given, np.ndarray) else given).to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(

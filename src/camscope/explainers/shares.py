@@ -9,6 +9,7 @@ from torch import Tensor
 
 from camscope.explainers.biases import Bias, Watch
 from camscope.explainers.grids import on_grid
+from camscope.explainers.maps import is_faint
 from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.input_gradient import Staying, with_gradients
 from camscope.targets import Score, full_precision
@@ -49,17 +50,19 @@ class Shares:
     x: Tensor
     score: Tensor
     method: Parting
+    precision: float
     grids: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     without_place: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reached = torch.zeros_like(self.score, dtype=torch.bool)
+        self.faint, self.reached = (torch.zeros_like(self.score, dtype=torch.bool) for _ in range(2))
         self.input, self.placed, self.unplaced = (torch.zeros_like(self.score) for _ in range(3))
 
     def add_input(self, gradient: Tensor) -> None:
         """Take in the gradient (N,C,*S) at the input."""
         checked_finite("the gradient at the input", gradient, self.method.on_nonfinite)
         values = full_precision(gradient) * self.x
+        self.faint = is_faint(self.precision, self.score, full_precision(gradient), self.x)
         self.input += values.flatten(1).sum(1)
         self._draw(values, gradient)
 
@@ -124,7 +127,7 @@ def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, staying: Stay
     every = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
     checked_finite("the score", torch.cat(every), method.on_nonfinite)
     for i, values in enumerate(every):
-        now.append(Shares(leaf.detach(), full_precision(values.detach()), method))
+        now.append(Shares(leaf.detach(), full_precision(values.detach()), method, scores[i].precision))
         if not values.requires_grad:
             return None
         more = i + 1 < len(every)

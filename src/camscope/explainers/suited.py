@@ -1,11 +1,10 @@
 """Asking many methods of a model that has no answer to some of them."""
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from camscope.errors import CamscopeError, CamscopeWarning, ImageError, PreprocessError
+from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
 from camscope.explainers.arrangement import method_names
 from camscope.explainers.base import Explainer
 from camscope.explainers.excused import excusing
@@ -49,7 +48,7 @@ def explain_suited(
         if isinstance(why := found[id(tool)], CamscopeError):
             layer = getattr(tool, "layer", None)
             where = f"{name} at {layer}" if layer else name
-            warnings.warn(f"{where} is left out: {why}", CamscopeWarning, stacklevel=3)
+            warn_caller(f"{where} is left out: {why}")
     rows = [(tool, row) for tool in every if isinstance(row := found[id(tool)], list)]
     return [tool for tool, _ in rows], [row for _, row in rows]
 

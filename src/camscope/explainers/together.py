@@ -88,6 +88,8 @@ def explanations(tool: Method, items: Sequence[Item], made: Run, which: int, dig
 
 def _notes(tool: Method, found: tuple[str, ...], item: Item, known: Survey) -> tuple[str, ...]:
     notes = [*found, *item.flags]
+    if not tool.class_specific:
+        notes.append("the map does not depend on the score")
     if known.model is not tool.model:
         notes.append(f"the eager model inside {type(tool.model).__name__} was explained")
     elif known.compiled:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.base import Explainer
-from camscope.explainers.maps import Later, Maps
+from camscope.explainers.maps import Later, Maps, is_faint
 from camscope.explainers.method import Method
 from camscope.explainers.scope import checked_finite
 from camscope.explainers.tokens import Tokens, between_tokens, is_unverified, lengths_seen, reached
@@ -80,15 +80,16 @@ class TokenAttention(Explainer):
                 for gradient in tokens.gradients:
                     checked_finite("the gradient at an attention", gradient, first.on_nonfinite)
                 for t, tool in enumerate(own):
-                    plain[t].append(tool._map(tokens, others))
+                    plain[t].append(tool._map(tokens, value, others))
         count = every[0].probabilities.shape[-1]
         if first.layout is None and is_unverified(first.name, scores[0], x, layout, count):
             plain = [[replace(one, unverified=True) for one in maps] for maps in plain]
         return [list(maps) for maps in plain]
 
-    def _map(self, tokens: Tokens, others: Sequence[str]) -> Maps:
+    def _map(self, tokens: Tokens, values: Tensor, others: Sequence[str]) -> Maps:
         heat = tokens.layout.to_maps(self.relevance(tokens).detach()[..., None])[:, 0].clone()
         counts = (tokens.read > 0).sum(1).tolist()
         notes = f"{len(tokens.attentions)} self-attentions between {tokens.read.shape[1]} tokens", *others
         own = tuple((f"the score reads {count} of them",) for count in counts)
-        return Maps(heat, None, tokens.layout, ~tokens.read.any(1), notes, own)
+        faint = is_faint(tokens.score.precision, values, tokens.gradients[-1], tokens.probabilities[-1])
+        return Maps(heat, None, tokens.layout, ~tokens.read.any(1), faint, notes, own)

@@ -68,7 +68,7 @@ class ViTCX(LayerExplainer, InPasses, Seeded):
     def _chances(self, features: Features, masks: Tensor, live: Tensor) -> Tensor:
         """(M,2): p(x M + Z (1 - M)) and p(x + Z (1 - M)) of the M live masks of all samples."""
         x, (owners, numbers) = features.x, live.nonzero().T
-        drawn = torch.randn(x.shape[1:], generator=self.drawing(), dtype=torch.float32)
+        drawn = torch.randn(x.shape[1:], generator=self.drawing(), dtype=torch.float32, device="cpu")
         noise = self.sigma * breadth(x) * drawn.to(x)
 
         def versions(part: slice) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,11 @@ from typing import ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from camscope.errors import LayerError, ModelError
+from camscope.hooks.checkpoint import in_autograd_thread
 
 GLOB = set("*?[")
 WRAPPER_ATTRIBUTES = {  # under which a wrapper keeps its model: it is a part of the names that the wrapper prints
@@ -69,6 +71,17 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def expect_initialized(model: nn.Module) -> None:
+    """A ModelError for lazy layers, which have no weights until they see an input."""
+    for path, module in model.named_modules():
+        for value in (*module._parameters.values(), *module._buffers.values()):
+            if is_lazy(value):
+                raise ModelError(
+                    f"layer {path!r} ({type(module).__name__}) has no weights yet: run the model once, model(x), and load "
+                    f"its weights, before it is explained"
+                )
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
@@ -143,36 +156,76 @@ def autocast_uncached() -> Iterator[None]:
 
 
 _modes_lock = threading.Lock()
-_modes: dict[int, tuple[int, bool]] = {}
+_views: dict[int, dict[int, bool]] = {}  # by thread: the flags that it sees, by the module's id
+_flags: dict[int, tuple[int, bool]] = {}  # of modules whose own flag is set: by how many threads, and what it was
+
+
+class _Training:
+    """`nn.Module.training` while something is explained: a thread inside `evaluating` sees and sets flags of its own."""
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
+        for view in _seen_here():
+            if id(module) in view:
+                return view[id(module)]
+        try:
+            return bool(vars(module)["training"])
+        except (KeyError, TypeError):  # TorchScript has its flag elsewhere, the class has none
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute 'training'") from None
+
+    def __set__(self, module: nn.Module, training: bool) -> None:
+        for view in _seen_here():
+            if id(module) in view:
+                view[id(module)] = training
+                return
+        vars(module)["training"] = training
+
+
+def _seen_here() -> Iterable[dict[int, bool]]:
+    """The flags that this thread sees; autograd's own threads, where a checkpointed layer runs again, see those of all."""
+    view = _views.get(threading.get_ident())
+    if view is not None:
+        return (view,)
+    return tuple(_views.values()) if in_autograd_thread() else ()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every submodule in eval mode for a while; each flag put back when the last thread that needs it leaves.
+    """Every submodule in eval mode, for this thread only: `train()` and `eval()` elsewhere neither disturb it nor get lost.
 
-    Flags are set, `train()` is not called: a module may do more there than set its flag. They are counted one by one:
-    one thread may be inside with a model, another one with a part of it.
+    The flags of the modules stay as they are. Where a module keeps its flag in a way of its own (TorchScript, a property),
+    or is run by other threads (DataParallel), the flag itself is set, and put back when the last thread leaves.
     """
-    modules = [module for module in model.modules() if hasattr(module, "training")]  # frozen TorchScript has no mode
+    modules = list(model.modules())
+    threaded = any(isinstance(module, DataParallel) for module in modules)
+    viewed = [] if threaded else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    here = threading.get_ident()
     with _modes_lock:
-        if not _modes and not any(module.training for module in modules):
-            modules = []  # nothing to set, and nobody inside who would put anything back
-        for module in modules:
-            users, flag = _modes.get(id(module), (0, module.training))
-            _modes[id(module)] = (users + 1, flag)
-            _set_mode(module, False)
+        if not _views:
+            setattr(nn.Module, "training", _Training())  # noqa: B010 - mypy knows the attribute as a bool
+        view = _views.setdefault(here, {})
+        before = {id(module): view.get(id(module)) for module in viewed}
+        view.update(dict.fromkeys(before, False))
+        stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _flags]
+        for module in stubborn:
+            users, flag = _flags.get(id(module), (0, module.training))
+            _flags[id(module)] = (users + 1, flag)
+            module.training = False
     try:
         yield
     finally:
         with _modes_lock:
-            for module in modules:
-                users, flag = _modes.pop(id(module))
+            for module in stubborn:
+                users, flag = _flags.pop(id(module))
                 if users > 1:
-                    _modes[id(module)] = (users - 1, flag)
+                    _flags[id(module)] = (users - 1, flag)
                 else:
-                    _set_mode(module, flag)
-
-
-def _set_mode(module: nn.Module, training: bool) -> None:
-    if module.training != training:
-        module.training = training
+                    module.training = flag
+            for key, flag_before in before.items():
+                if flag_before is None:
+                    del view[key]
+                else:
+                    view[key] = flag_before
+            if not view:
+                del _views[here]
+            if not _views:
+                del nn.Module.training

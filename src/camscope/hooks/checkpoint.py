@@ -14,6 +14,11 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def in_autograd_thread() -> bool:
+    """Whether autograd started this thread, as it does for an accelerator: Python did not, so to it the thread is a dummy."""
+    return recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
+
+
 _plain_lock = threading.Lock()
 _plain_threads: list[int] = []
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
 from camscope.hooks.base import Hooks, find_layers, on_gradient, unwrap
-from camscope.hooks.checkpoint import plain_checkpoints, recomputing
+from camscope.hooks.checkpoint import in_autograd_thread, plain_checkpoints
 from camscope.structure import leaves, replaced, the_tensor
 
 P = ParamSpec("P")
@@ -76,14 +76,9 @@ def _in_this_work(hook: Callable[P, T]) -> Callable[P, T | None]:
     owner = threading.get_ident()
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        return hook(*args, **kwargs) if threading.get_ident() == owner or _in_autograd_thread() else None
+        return hook(*args, **kwargs) if threading.get_ident() == owner or in_autograd_thread() else None
 
     return guarded
-
-
-def _in_autograd_thread() -> bool:
-    # a thread that Python did not start is a dummy to it
-    return recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def _edit_output(hooks: Hooks, name: str, function: Function, module: nn.Module, args: object, output: Any) -> Any:

@@ -69,7 +69,7 @@ def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:
     if leaf.dtype != torch.float16:
         (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=keep, allow_unused=True)
         return None if one is None else one.to(torch.promote_types(leaf.dtype, torch.float32))
-    gradient = torch.zeros((), device=leaf.device)
+    gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
         grads: Sequence[Tensor | None] = torch.autograd.grad(
             values.sum() * boost, leaf, retain_graph=keep or boost != HALF_PRECISION_BOOSTS[-1], allow_unused=True

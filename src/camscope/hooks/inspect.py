@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.base import Hooks, evaluating, here_only, unwrap
+from camscope.hooks.base import Hooks, evaluating, expect_initialized, here_only, unwrap
 from camscope.structure import leaves
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def inspect(model: nn.Module, example: Tensor | tuple[Any, ...]) -> Inspection:
     tensor. An example without a tensor is an InputError.
     """
     model = unwrap(model)
+    expect_initialized(model)
     inputs = example if isinstance(example, tuple) else (example,)
     first = next((leaf for _, leaf in leaves(inputs) if leaf.is_floating_point()), None)
     if first is None:

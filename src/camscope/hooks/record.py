@@ -1,6 +1,5 @@
 """Record what goes into layers, what comes out and what flows back; or just take their outputs."""
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node, get_gradient_edge
 
-from camscope.errors import CamscopeWarning
-from camscope.hooks.base import Hooks, evaluating, find_layers, here_only, on_gradient, unwrap
+from camscope.errors import warn_caller
+from camscope.hooks.base import Hooks, evaluating, expect_initialized, find_layers, here_only, on_gradient, unwrap
 from camscope.hooks.checkpoint import plain_checkpoints, recomputing
 from camscope.hooks.recording import Call, Flow, LayerRecord, Recording, frame
 from camscope.structure import Path, leaves, mapped, the_tensor
@@ -64,6 +63,7 @@ def extract(
     `layers`: names, glob patterns or modules. `x`: the input (N,C,H,W), or a tuple of inputs. Of a layer that returns
     several tensors the floating one of highest rank is taken. A layer that does not run is a LayerError.
     """
+    expect_initialized(unwrap(model))
     with evaluating(unwrap(model)), torch.no_grad(), record(model, layers, device=None) as recording:
         model(*(x if isinstance(x, tuple) else (x,)))
     return {name: the_tensor(name, layer.output)[1] for name, layer in recording.items()}
@@ -104,7 +104,7 @@ class _Recorder(Hooks):
         if lost := sorted({name for name, flow in self._flows if flow.lost}):
             names = ", ".join(map(repr, lost))
             text = f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
-            warnings.warn(text, CamscopeWarning, stacklevel=4)
+            warn_caller(text)
 
     def _before(
         self, running: list[_Running], module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]

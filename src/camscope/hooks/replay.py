@@ -9,7 +9,7 @@ from torch.nn.modules import module as everywhere
 
 from camscope.hooks.base import find_layer, unwrap
 from camscope.hooks.shadow import has_own, shadowed
-from camscope.structure import leaves
+from camscope.structure import leaves, unusual
 
 LIMIT = 2**28  # bytes that are remembered, the last outputs first
 
@@ -61,7 +61,9 @@ class Replay:
             given = [leaf for _, leaf in leaves((args, kwargs))]
             before = list(map(_version, given))
             output = type(module).forward(module, *args, **kwargs)
-            plain = isinstance(output, Tensor) and not output.requires_grad and not output.is_inference()
+            plain = isinstance(output, Tensor) and not (
+                output.requires_grad or output.is_inference() or unusual(output)
+            )
             if not self._ready and not self._over and plain and before == list(map(_version, given)):
                 self._outputs[place] = output, output._version
         self._over = self._over or (module is self._layer and place[1] == self.call)

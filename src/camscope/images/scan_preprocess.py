@@ -152,7 +152,8 @@ class ScanPreprocess:
             deviation = x.double().std(correction=0)
             return ((x.double() - x.double().mean()) / torch.where(deviation > 0, deviation, 1)).float()
         mean, std = (
-            torch.tensor(value, dtype=torch.float32).reshape(-1, *[1] * (x.ndim - 1)) for value in self.normalise
+            torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1, *[1] * (x.ndim - 1))
+            for value in self.normalise
         )
         if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
             came = f"normalise={self.normalise}"

@@ -1,6 +1,5 @@
 """compared: methods and layers over many images, by metrics and by what their maps have in common."""
 
-import base64
 import html
 import io
 import os
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from camscope import render
 from camscope.batch import Run
 from camscope.errors import OutputError
 from camscope.explainers import Explainer
@@ -85,10 +85,11 @@ class Compared(Findings):
         return stream.getvalue()
 
     def _repr_html_(self) -> str:
-        picture, words = base64.b64encode(self._drawn(".png")).decode(), html.escape(self.title)
+        from PIL import Image
+
+        picture, words = Image.open(io.BytesIO(self._drawn(".png"))).convert("RGB"), html.escape(self.title)
         said = "".join(f"<li>{html.escape(one)}</li>" for one in self.sentences)
-        figure = f'<img style="max-width:100%" src="data:image/png;base64,{picture}" alt="{words}">'
-        return f"<figure>{figure}<figcaption>{words}<ul>{said}</ul></figcaption></figure>"
+        return render.notebook_figure(np.asarray(picture), words, f"{words}<ul>{said}</ul>")
 
 
 ENDS = (("", "mean"), ("_low", "low"), ("_high", "high"), ("_p", "p"))

@@ -75,7 +75,7 @@ class Rotation(Change):
         rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
         there = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
         here = torch.from_numpy(self.placement((height, width)).to_image(there)).view(height, width, 2)
-        grid = (2 * here / torch.tensor([height, width]) - 1).flip(-1)
+        grid = (2 * here / torch.tensor([height, width], device="cpu") - 1).flip(-1)
         planes = full_precision(x).reshape(1, -1, height, width)  # half a number's digits are too few for a place
         turned = F.grid_sample(planes, grid[None].to(planes), padding_mode="border", align_corners=False)
         return turned.view(x.shape).to(x.dtype)
@@ -117,7 +117,12 @@ class Noise(Still):
     def applied(self, x: Tensor) -> Tensor:
         """(N,C,*S): the same draws for every sample, on every device."""
         expect_number(deviation=self.deviation, low=0)
-        drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        drawn = torch.randn(
+            x.shape[1:],
+            generator=torch.Generator(device="cpu").manual_seed(self.seed),
+            dtype=torch.float32,
+            device="cpu",
+        )
         axes = tuple(range(1, x.ndim))
         return x + self.deviation * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)) * drawn.to(x)
 

@@ -55,7 +55,9 @@ def filling(fill: Fill, x: Tensor, seed: int = 0) -> Filling:
 
 def _imputing(how: Imputation, x: Tensor, seed: int) -> Filling:
     axes = tuple(range(2, x.ndim))
-    drawn = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(x)
+    drawn = torch.randn(
+        x.shape[1:], generator=torch.Generator(device="cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
+    ).to(x)
     spread = x.std(axes, correction=0, keepdim=True) * how.noise
 
     def filled(removed: Tensor, owners: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def untrained(tool: Explainer, seed: int = 0) -> Explainer:
 def stripped(tool: Explainer, groups: Sequence[Sequence[str]], seed: int) -> Explainer:
     """The explainer on a copy, whose modules of these groups have lost their values; a group's draws are its own."""
     other = copied(tool)
-    for modules, one in zip(groups, seeds(len(groups), torch.Generator().manual_seed(seed)), strict=True):
+    for modules, one in zip(groups, seeds(len(groups), torch.Generator(device="cpu").manual_seed(seed)), strict=True):
         reset(other.model, modules, one)
     return other
 
@@ -81,7 +81,7 @@ def _reset_one(module: nn.Module) -> None:
     else:
         for value in module.parameters(recurse=False):
             flat = value.flatten()
-            value.copy_(flat[torch.randperm(len(flat))].view_as(value))
+            value.copy_(flat[torch.randperm(len(flat), device="cpu")].view_as(value))
     for value, device in held:
         value.data = value.data.to(device)
 

@@ -1,5 +1,6 @@
 """Randomised: the curve of a randomisation test beside its null, and what follows from it."""
 
+import html
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -124,8 +125,9 @@ class Randomised:
             lines.append(f"{name:>9}: {curve}  | different images {low:.2f}..{high:.2f}")
         return "\n".join(lines)
 
-    def _repr_png_(self) -> bytes:
-        return render.encode(self.figure(), ".png")
+    def _repr_html_(self) -> str:
+        words = html.escape(self.title)
+        return render.notebook_figure(self.figure(), words, f"<pre>{html.escape(repr(self))}</pre>")
 
     @cached_property
     def _intervals(self) -> dict[str, tuple[float, float, float]]:

@@ -242,11 +242,11 @@ def _sensitivities(tool: Explainer, x: Tensor, target: Question, radius: float, 
     """(samples,)"""
     expect_positive(radius=radius)
     expect_count(samples=samples)
-    probe, generator = Probe.of(tool, single(x), target), torch.Generator()
+    probe, generator = Probe.of(tool, single(x), target), torch.Generator(device="cpu")
     reach = radius * float(x.max() - x.min())
     drawn = []
-    for one in seeds(samples, torch.Generator().manual_seed(seed)):
-        drawn.append(torch.rand(x.shape, generator=generator.manual_seed(one), dtype=torch.float32).to(x))
+    for one in seeds(samples, torch.Generator(device="cpu").manual_seed(seed)):
+        drawn.append(torch.rand(x.shape, generator=generator.manual_seed(one), dtype=torch.float32, device="cpu").to(x))
     noisy = x + reach * (2 * torch.cat(drawn) - 1)
     maps = finite(probe.maps(torch.cat([x, noisy]), [0] * (samples + 1))).reshape(samples + 1, -1)
     norm = np.linalg.norm(maps[0])

@@ -116,7 +116,9 @@ def random_logit(
             raise TargetError(
                 "the question is not one of several classes: pass other=, the question to compare it with"
             )
-        step = int(torch.randint(1, probe.classes, (), generator=torch.Generator().manual_seed(seed)))
+        step = int(
+            torch.randint(1, probe.classes, (), generator=torch.Generator(device="cpu").manual_seed(seed), device="cpu")
+        )
         other = (own + step) % probe.classes
     second = Probe.of(probe.tool, x, other)
     one, two = (_on_input(_maps(each, x), x)[0] for each in (probe, second))
@@ -175,7 +177,7 @@ FEATURES: Mapping[str, Callable[[Floats], Floats]] = {"pearson": np.ravel, "spea
 def _models(tool: Explainer, steps: Sequence[Part], order: Order, seed: int) -> Iterator[Explainer]:
     """The explainer after each step; a part's draws are the same in either order."""
     other = copied(tool)
-    for step, one in zip(steps, drawn_seeds(len(steps), torch.Generator().manual_seed(seed)), strict=True):
+    for step, one in zip(steps, drawn_seeds(len(steps), torch.Generator(device="cpu").manual_seed(seed)), strict=True):
         other = copied(tool) if order == "independent" else other
         reset(other.model, step.modules, one)
         yield other

@@ -101,7 +101,8 @@ def scoring(
     expect_one_of("mode", mode, "eval", "as_is")
     expect_one_of("precision", precision, None, "bf16")
     expect_count(None, batch_size=batch_size)
-    with asking(survey(model), Asking(mode, precision, categories, call_settings or {}), x, companions) as asked:
+    settings = Asking(mode, precision, categories, call_settings or {})
+    with asking(survey(model), settings, x, companions, copies=True) as asked:
         scores = Scores(asked, target, batch_size)
         try:
             yield scores

@@ -65,7 +65,7 @@ class Trial:
         expect_count(steps=self.steps, region=self.region)
         expect_whole(seed=self.seed)
         x = self.scores.x
-        heat = self.heat if isinstance(self.heat, Tensor) else torch.tensor(np.asarray(self.heat))
+        heat = self.heat if isinstance(self.heat, Tensor) else torch.tensor(np.asarray(self.heat), device="cpu")
         self.maps = heat.detach().to(x.device, torch.float64)
         if self.maps.shape != (expected := torch.Size([len(x), *x.shape[2:]])):
             raise GeometryError(

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import WeightsError
+from camscope.images.silence import ignoring
 
 Weights = str | os.PathLike[str] | None
 State = dict[str, Tensor]
@@ -118,8 +118,7 @@ def _safetensors(file: Path) -> Mapping[str, Tensor]:
 
 def _tensors_only(file: Path) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of what it then refuses
+        with ignoring(message=""):  # torch warns of what it then refuses
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
         raise WeightsError(f"{file} {_refusal(file, str(error))}") from error

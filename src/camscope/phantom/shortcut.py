@@ -90,7 +90,12 @@ def train_shortcut_net(study: Study, seed: int = 0, epochs: int = 8) -> Shortcut
     with reproducible(seed, threads=1):
         net = ShortcutNet(x.ndim - 2)
         descent = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.01)
-        batches = [rows for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH) if len(rows) == BATCH]
+        batches = [
+            rows
+            for _ in range(epochs)
+            for rows in torch.randperm(len(x), device="cpu").split(BATCH)
+            if len(rows) == BATCH
+        ]
         schedule = torch.optim.lr_scheduler.OneCycleLR(descent, RATE, total_steps=len(batches) + 1)
         for rows in batches:
             loss = F.cross_entropy(net(x[rows]), labels[rows])

@@ -103,7 +103,7 @@ def train_volume_net(seed: int = 0, *, steps: int = STEPS, batch: int = 16, p: f
         first = 10**6 * (seed + 1) + step * batch
         drawn = [draw_volume(first + n, bool(n % 2), marker=marked[n]) for n in range(batch)]
         x = torch.from_numpy(np.stack([one.values for one in drawn])[:, None])
-        loss = F.cross_entropy(net(x), torch.tensor([one.label for one in drawn]))
+        loss = F.cross_entropy(net(x), torch.tensor([one.label for one in drawn], device="cpu"))
         descent.zero_grad()
         loss.backward()
         descent.step()

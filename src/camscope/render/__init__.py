@@ -7,6 +7,7 @@ from camscope.render.colour import COLORMAPS, DIVERGING, PERCEPTUAL, colourise
 from camscope.render.compass import world_of_cells
 from camscope.render.frames import MOST, chosen_frames, frames
 from camscope.render.legend import SWATCHES, Entry, legend, regions, swatches
+from camscope.render.notebook import notebook_figure
 from camscope.render.outlines import OUTLINE, Masks, draw_outlines, key_below, outlines
 from camscope.render.overlay import not_covered, overlay, pale
 from camscope.render.panel import beside, captioned, colour_bar, levelled, padded, panel
@@ -63,6 +64,7 @@ __all__ = [
     "legend",
     "levelled",
     "not_covered",
+    "notebook_figure",
     "outlines",
     "overlay",
     "padded",

@@ -1,6 +1,5 @@
 """Outputs: the class scores in whatever a model returns, and what must be true of scores."""
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camscope.errors import CamscopeWarning, TargetError
-from camscope.structure import leaves, mapped
+from camscope.errors import TargetError, warn_caller
+from camscope.structure import leaves, mapped, unusual
 
 EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
 
@@ -18,6 +17,11 @@ def class_scores(output: object) -> Tensor:
     """(N,K) class scores in a model's output: a tensor, `.logits`, `["logits"]`, or the only (N,K) float tensor."""
     expect_no_detections(output)
     found = output if isinstance(output, Tensor) else _logits_in(output)
+    if (kind := unusual(found)) is not None:
+        raise TargetError(
+            f"the model's output is {kind}; pass target= a callable output -> (N,) that makes an ordinary tensor of it, such "
+            f"as lambda output: output.to_dense()[:, 3]"
+        )
     if not found.is_floating_point():
         raise TargetError(
             f"the model's output is {found.dtype}: there is no gradient of integers; explain a float output"
@@ -78,6 +82,8 @@ def full_precision(values: Tensor) -> Tensor:
 def checked_scores(scores: object, target: object) -> Tensor:
     """(N,): what a callable target returned, if it is one float a sample; else a TargetError that names it."""
     name = getattr(target, "__name__", type(target).__name__)
+    if isinstance(scores, Tensor) and (kind := unusual(scores)) is not None:
+        raise TargetError(f"the target {name!r} returned {kind}; expected an ordinary tensor (N,), as by to_dense()")
     if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim > 1:
         came = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise TargetError(f"the target {name!r} returned {came}; expected one float per sample, shape (N,)")
@@ -101,7 +107,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
             "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
             "where a probability is near 1 its gradient is rounding noise"
         )
-        warnings.warn(message, CamscopeWarning, stacklevel=2)
+        warn_caller(message)
 
 
 def are_probabilities(logits: Tensor) -> bool:

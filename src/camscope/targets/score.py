@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError
-from camscope.signatures import InputKey, input_key_of
-from camscope.structure import leaves, mapped
+from camscope.signatures import InputKey, call_model, input_key_of
+from camscope.structure import concatenated, leaves, mapped
 from camscope.targets.classes import pair_of
 from camscope.targets.outputs import (
     checked_scores,
@@ -22,6 +22,7 @@ from camscope.targets.outputs import (
     warn_of_probabilities,
 )
 from camscope.targets.questions import Question, plain
+from camscope.targets.score_range import ScoreRange
 from camscope.targets.target import Names, Target
 
 UNREAD = InputKey("")  # the signature of the model has not been read yet
@@ -66,6 +67,7 @@ class Score:
         size: Sequence[int] = (),
         input_key: str | None = None,
         frames_first: bool | None = None,
+        one_by_one: bool = False,
     ) -> None:
         if isinstance(target, type):
             raise TargetError(
@@ -78,11 +80,13 @@ class Score:
         self.categories = categories
         self._input_key, self._frames_first = input_key, frames_first
         self._key: InputKey | None = UNREAD
+        self.one_by_one = one_by_one  # the model's samples see one another: each row has a pass of its own
         self._size = tuple(size)  # of the model's input; that of the score's own first pass where it is not given
         self.classes: Tensor | None = None
         self._pairs: Tensor | None = None
         self.logits: Tensor | None = None
         self.values: Tensor | None = None
+        self._range: ScoreRange | None = None
         self.dtype = torch.float32  # what the model gave the score in; read() makes at least float32 of it
 
     def __call__(self, x: Tensor, owners: Tensor | None = None) -> Tensor:
@@ -95,20 +99,30 @@ class Score:
 
     def forward(self, x: Tensor, owners: Tensor | None = None) -> Any:
         """The model's whole output, off which several scores can be read; InputError if it changed x on the way."""
+        if self.one_by_one and len(x) > 1:
+            self._size = tuple(x.shape[2:])
+            return concatenated([self._forward_row(x, row, owners) for row in range(len(x))])
         version, self._size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if owners is None else self._companions(owners)
         with _types_named(self.model, x), self.around():
             if self._key is UNREAD:
                 self._key = input_key_of(self.model, self._input_key)
-            key = self._key
-            given = x.transpose(1, 2) if self._frames_first else x
-            output = self.model(given, *args, **kwargs) if key is None else key.call(self.model, given, args, kwargs)
+            output = call_model(self.model, x, args, kwargs, self._key, frames_first=bool(self._frames_first))
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second pass would see "
                 "another image; let its forward begin with x = x.clone()"
             )
         return output
+
+    def _forward_row(self, x: Tensor, row: int, owners: Tensor | None) -> Any:
+        if owners is None and self.values is None:  # the first pass: each has its own extra inputs
+            owners = torch.tensor([row], device=x.device)
+            alone = copy.copy(self)
+            alone._args, alone._kwargs = self._companions(owners, len(x))
+            return alone.forward(x[row : row + 1])
+        owners = torch.arange(len(x), device=x.device) if owners is None else owners
+        return self.forward(x[row : row + 1], owners[row : row + 1])
 
     def viewed(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
         """The same number, once it is settled, of the input with these spatial axes flipped, then brought to `size`."""
@@ -125,24 +139,52 @@ class Score:
         logits = class_scores(self.forward(x))
         return logits @ torch.arange(1, logits.shape[1] + 1, dtype=logits.dtype, device=logits.device).cos()
 
+    @contextmanager
+    def observed(self) -> Iterator[ScoreRange]:
+        """How far the scores go that are read inside the `with`, and the clean ones that are known before."""
+        outer, self._range = self._range, ScoreRange()
+        if self.values is not None:
+            self._range.add("score", self.values, None, len(self.values))
+        try:
+            yield self._range
+        finally:
+            self._range = outer
+
+    @property
+    def precision(self) -> float:
+        """Of the type in which the model gave the score: the least step from 1."""
+        return torch.finfo(self.dtype).eps
+
     def read(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the score in an output of the model for so many rows; `owners`: see `__call__`."""
+        values = self._values(output, samples, owners)
+        self._observe("score", values, owners)
+        return values
+
+    def _values(self, output: object, samples: int, owners: Tensor | None) -> Tensor:
         raw = self._read(output, samples, owners)
         values, self.dtype = full_precision(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values
 
+    def _observe(self, kind: str, values: Tensor, owners: Tensor | None) -> None:
+        if self._range is not None and self.values is not None:
+            self._range.add(kind, values, owners, len(self.values))
+
     def chance(self, output: object, samples: int, owners: Tensor | None = None) -> Tensor:
         """(N,): the class's probability, the softmax of all; of a difference, that of the one against the other.
 
         Without rivals, of a callable or of one output, the score itself.
         """
-        values = self.read(output, samples, owners)
+        values = self._values(output, samples, owners)
         if callable(self.target) or self._pairs is None or (logits := class_scores(output)).shape[1] == 1:
+            self._observe("score", values, owners)
             return values
         pairs = self._pairs if owners is None else self._pairs[owners]
-        return torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp())
+        chances = torch.where(pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp())
+        self._observe("probability", chances, owners)
+        return chances
 
     def expect_companions(self, x: Tensor) -> None:
         """An InputError where an argument (N,) of the model is not one number a sample of x (N,C,*S), after all.
@@ -160,9 +202,10 @@ class Score:
                 f"explain one image at a time"
             )
 
-    def _companions(self, owners: Tensor) -> tuple[Any, dict[str, Any]]:
+    def _companions(self, owners: Tensor, samples: int | None = None) -> tuple[Any, dict[str, Any]]:
         """What the model takes beside x, for such rows: a tensor with one entry a sample gets one a row."""
-        samples = 0 if self.values is None else len(self.values)
+        if samples is None:
+            samples = 0 if self.values is None else len(self.values)
 
         def of_its_owner(value: Tensor) -> Tensor:
             return value[owners.to(value.device)] if value.ndim > 0 and len(value) == samples else value
@@ -194,6 +237,17 @@ class Score:
             return values
         others = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
         return torch.where(pairs[:, 1] >= 0, values - others, values)
+
+    @classmethod
+    def joined(cls, scores: "Sequence[Score]") -> "Score":
+        """The scores of several calls of one sample each as those of one call."""
+        first = copy.copy(scores[0])
+        for name in ("values", "logits", "classes", "_pairs"):
+            parts = [getattr(one, name) for one in scores]
+            setattr(first, name, torch.cat(parts) if all(part is not None for part in parts) else None)
+        if callable(first.target):
+            first.target = Each.of_scores(scores)
+        return first
 
     @property
     def pairs(self) -> Tensor | None:
@@ -310,6 +364,13 @@ class Each(Target):
         """Each question, for that model."""
         return Each([one.for_model(model) if isinstance(one, Target) else one for one in self.questions])
 
+    @classmethod
+    def of_scores(cls, scores: Sequence[Score]) -> "Each":
+        """The questions of scores that are settled, one a sample."""
+        known = cls([score.target for score in scores])
+        known._scores = list(scores)
+        return known
+
     @property
     def dense(self) -> bool:
         """Whether one of them is."""
@@ -331,7 +392,7 @@ class Each(Target):
     def __call__(self, output: Any) -> Tensor:
         """(N,)"""
         count = len(self.questions)
-        parts = (rows_of(output, torch.tensor([i]), count) for i in range(count))
+        parts = (rows_of(output, torch.tensor([i], device="cpu"), count) for i in range(count))
         return torch.cat([score.read(part, 1) for score, part in zip(self._scores, parts, strict=True)])
 
     def words(self, sample: int, name: Names) -> str:
@@ -347,7 +408,7 @@ class EveryClass(Score):
         try:
             logits = class_scores(output)
         except TargetError:
-            logits = torch.zeros(samples, 0)
+            logits = torch.zeros(samples, 0, dtype=torch.float32, device="cpu")
         logits = one_each(logits, samples)
         if self.values is None:
             self.values = self.logits = logits.detach()

@@ -105,7 +105,9 @@ class Text(Target):
             raise TargetError(f"encode={self.encode!r} of a Text: expected a function text -> embedding (D,)")
         if self.encode is not None and not self.found:  # now: inside a pass, the hooks would see the text tower run
             texts = [self.prompt, *([] if self.rather_than is None else [self.rather_than])]
-            every = [Similarity(torch.as_tensor(self.encode(text)).detach().reshape(-1)) for text in texts]
+            encoded = [self.encode(text) for text in texts]
+            vectors = [one if isinstance(one, Tensor) else torch.tensor(one, device="cpu") for one in encoded]
+            every = [Similarity(vector.detach().reshape(-1)) for vector in vectors]
             object.__setattr__(self, "found", tuple(every))
 
     def in_scene(self, scene: Scene) -> "Text":

@@ -9,7 +9,7 @@ from torch import Tensor
 from camscope.audit.shortcuts.interventions import LogOdds
 from camscope.audit.subject import Finding, Subject
 from camscope.errors import InputError, NonFiniteError
-from camscope.explainers.scope import asking, home, survey
+from camscope.explainers.scope import asking, home, interacting, survey
 from camscope.hooks.record import record
 from camscope.metrics.scores import Asking
 from camscope.structure import the_tensor
@@ -21,12 +21,15 @@ def logits_of(subject: Subject, x: Tensor, layer: str | None = None, grid: Seque
 
     NonFiniteError for NaN and infinity.
     """
+    x = x.to(*home(subject.model))
+    settings = Asking("eval", None, subject.categories or None)
+    if len(x) > 1 and interacting(survey(subject.model), settings, x):
+        each = [logits_of(subject, one, layer, grid) for one in x.split(1)]
+        return torch.cat([logits for logits, _ in each]), torch.cat([features for _, features in each])
     names = [] if layer is None else [layer]
     with (
         torch.no_grad(),
-        asking(
-            survey(subject.model), Asking("eval", None, subject.categories or None), x.to(*home(subject.model))
-        ) as asked,
+        asking(survey(subject.model), settings, x) as asked,
         record(subject.model, names, device=None) as seen,
     ):
         score = asked.score(subject.findings[0].index)

@@ -44,7 +44,7 @@ def _of_one_size(subject: Subject, rows: list[int]) -> tuple[Tensor, list[int]]:
     read = zip(rows, subject.loaded(rows), strict=True)
     items = {row: one.item.x for row, one in read if one.item is not None}
     if not items:
-        return torch.empty(0), []
+        return torch.empty(0, dtype=torch.float32, device="cpu"), []
     usual = Counter(tuple(one.shape) for one in items.values()).most_common(1)[0][0]
     kept = {row: one for row, one in items.items() if tuple(one.shape) == usual}
     first = next(subject.model.parameters())

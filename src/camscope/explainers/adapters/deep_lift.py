@@ -1,18 +1,15 @@
 """DeepLIFT and DeepLIFT-SHAP, by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline."""
 
 import copy
-import threading
-import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError
+from camscope.errors import InputError, ModelError
 from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
 from camscope.explainers.adapters.stand_ins import ruled
 from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
@@ -25,6 +22,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import checked_finite
+from camscope.images.silence import ignoring
 from camscope.targets import Score, full_precision
 
 
@@ -73,6 +71,11 @@ class Lifted(AdapterExplainer, PixelExplainer):
         """The mean over the baselines, and how far it is from being complete."""
         with observed(score.model) as seen:
             runs = Runs(self, x, score)
+        if score.one_by_one:
+            raise ModelError(
+                f"{self.title} runs the input and its baseline in one batch, and in this model the samples of a batch see one "
+                f"another, as in a batch norm without running statistics; pass integratedgradients"
+            )
         starts = self.starts(x)
         each = [self._each(runs, seen, sample, [start[sample] for start in starts]) for sample in range(len(x))]
         every = [_mean(one) for one in each]
@@ -177,7 +180,7 @@ class _Asked(nn.Module):
         self._score = copy.copy(score)
         self._score.model = self.twin
         self._sample = sample
-        self.values = torch.zeros(2)
+        self.values = torch.zeros(2, dtype=torch.float32, device="cpu")
 
     def forward(self, rows: Tensor) -> Tensor:
         """(R,C,*S) -> (R,)"""
@@ -198,21 +201,10 @@ def _multipliers(asked: _Asked, x: Tensor, start: Tensor, rest: Unruled) -> Tens
     # captum takes two inputs for the same that are closer than `eps`; the map of a faint input is that of a bright one
     tool = DeepLift(asked, eps=torch.finfo(x.dtype).tiny)
     try:
-        with _quiet(), rest:
+        with ignoring(message="Setting forward, backward hooks"), rest:
             found: Tensor = tool.attribute(
                 x.detach().clone()[None].requires_grad_(), start[None], custom_attribution_func=lambda one: one
             )
     except _CutError:
         return None
     return found.detach()[0]
-
-
-_filters = threading.Lock()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without captum's word that it sets hooks. The filters are the process's: one thread at a time."""
-    with _filters, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Setting forward, backward hooks")
-        yield

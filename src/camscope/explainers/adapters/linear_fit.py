@@ -44,7 +44,7 @@ def least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tup
     left, right = rows * weights.sqrt()[:, None], y * weights.sqrt()
     rank = int(torch.linalg.matrix_rank(left))
     if alpha:
-        left = torch.cat([left, alpha**0.5 * torch.eye(count, dtype=rows.dtype)])
+        left = torch.cat([left, alpha**0.5 * torch.eye(count, dtype=rows.dtype, device="cpu")])
         right = torch.cat([right, right.new_zeros(count)])
     return torch.linalg.lstsq(left, right[:, None], driver="gelsd").solution[:, 0], rank
 

@@ -2,7 +2,7 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -21,6 +21,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.runs import Runs
 from camscope.explainers.scope import expect_count, expect_number, expect_positive
 from camscope.explainers.segments import Segments, expect_segments, labels_of, parts_of_grid
+from camscope.hooks.calls import Calls
 from camscope.targets import Score
 
 Scores = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
@@ -72,7 +73,7 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
             own=tuple(tuple(one.note for one in fitted) for fitted in every),
             measures={
                 name: torch.tensor(
-                    [fmean(one.measures[name] for one in fitted) for fitted in every], dtype=torch.float64
+                    [fmean(one.measures[name] for one in fitted) for fitted in every], dtype=torch.float64, device="cpu"
                 )
                 for name in every[0][0].measures
             },
@@ -101,7 +102,7 @@ class SurrogateExplainer(WithBaseline, AdapterExplainer):
             # captum hands over its masks in one piece where it may: rows of switches, small however large the image is
             try:
                 tool.attribute(
-                    torch.ones(1, count),
+                    torch.ones(1, count, dtype=torch.float32, device="cpu"),
                     n_samples=self.samples,
                     perturbations_per_eval=self.samples,
                     return_input_shape=False,
@@ -204,12 +205,28 @@ class KernelSHAP(SurrogateExplainer):
 _drawing = threading.Lock()
 
 
+FLOAT_FACTORIES = {torch.ones, torch.zeros, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
+FACTORIES = FLOAT_FACTORIES | {torch.tensor, torch.full, torch.arange, torch.randint, torch.randperm}
+
+
+class OrdinaryTensors(Calls):
+    """Inside the `with`, in this thread, tensors are made on the CPU, in float32, whatever the user's defaults are."""
+
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """The result of the function, with the usual defaults."""
+        if func in FACTORIES:
+            named.setdefault("device", torch.device("cpu"))
+        if func in FLOAT_FACTORIES and named.get("dtype") is None:
+            named["dtype"] = torch.float32
+        return func(*args, **named)
+
+
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
     """The process's own random numbers on the CPU begin at a seed, and go on where they were afterwards.
 
     captum takes no generator. One thread at a time; what others draw meanwhile is drawn from the same numbers.
     """
-    with _drawing, torch.random.fork_rng(devices=[]):
+    with _drawing, torch.random.fork_rng(devices=[]), OrdinaryTensors():
         torch.default_generator.manual_seed(seed)
         yield

@@ -93,11 +93,20 @@ def twin_of(model: nn.Module, seen: Seen) -> nn.Module:
 
 def _twin_of(model: nn.Module, seen: Seen) -> nn.Module:
     shared = {id(value): _alias(value) for part in model.modules() for _, value in leaves(vars(part))}
-    twin = copy.deepcopy(model, dict[int, Any](shared))
+    twin = _copied(model, shared)
     for name in seen.reused:
         part = model.get_submodule(name)
-        copies = [copy.deepcopy(part, dict[int, Any](shared)) for _ in range(seen.calls[name])]
+        copies = [_copied(part, shared) for _ in range(seen.calls[name])]
         _replace(twin, twin.get_submodule(name), Turns(copies).train(part.training))
+    return twin
+
+
+def _copied(model: nn.Module, shared: dict[int, Tensor]) -> nn.Module:
+    """A deep copy in the modes that this thread sees: those of a thread inside `evaluating` are not on the modules."""
+    twin = copy.deepcopy(model, dict[int, Any](shared))
+    for part, original in zip(twin.modules(), model.modules(), strict=False):
+        if hasattr(original, "training"):  # frozen TorchScript has none
+            part.training = original.training
     return twin
 
 

@@ -31,7 +31,7 @@ class Rectified(OneGradient):
         met: list[Met] = []
         signals = self.gradients(x, scores, lambda values: met.append(rectify(values, self.rule)))
         notes = said(met[-1], self.title)  # of the pass whose graph reached the input
-        return [self.map_of(x, signal, *notes) for signal in signals]
+        return [self.map_of(x, *one, *notes) for one in zip(scores, signals, strict=True)]
 
 
 def said(met: Met, title: str) -> list[str]:

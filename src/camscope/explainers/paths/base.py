@@ -73,7 +73,7 @@ class PathExplainer(PixelExplainer, ManyRuns):
             measures={
                 "completeness_gap": totals - changes,
                 "score_change": changes,
-                "gradients": torch.tensor([one.gradients for one in found]),
+                "gradients": torch.tensor([one.gradients for one in found], device="cpu"),
             },
         )
 

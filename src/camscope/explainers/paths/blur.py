@@ -39,7 +39,9 @@ class BlurIG(PathExplainer):
         x = runs.x[sample]
         blurs = Blurs(x)
         widths = (
-            self.sigma * max(x.shape[1:]) * (1 - torch.arange(self.steps + 1, dtype=torch.float64) / self.steps) ** 2
+            self.sigma
+            * max(x.shape[1:])
+            * (1 - torch.arange(self.steps + 1, dtype=torch.float64, device="cpu") / self.steps) ** 2
         )
         total = torch.zeros_like(x, dtype=torch.float64)
 

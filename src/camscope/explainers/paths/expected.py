@@ -30,8 +30,10 @@ class Draws:
 
         As draws that know nothing of one another, but nearer to what they are the mean of.
         """
-        rounds = [torch.randperm(baselines, generator=drawn) for _ in range(-(-samples // baselines))]
-        places = torch.arange(samples) + torch.rand(samples, generator=drawn, dtype=torch.float64)
+        rounds = [torch.randperm(baselines, generator=drawn, device="cpu") for _ in range(-(-samples // baselines))]
+        places = torch.arange(samples, device="cpu") + torch.rand(
+            samples, generator=drawn, dtype=torch.float64, device="cpu"
+        )
         return cls(torch.cat(rounds)[:samples], places / samples, seeds(samples, drawn))
 
 

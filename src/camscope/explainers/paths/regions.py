@@ -34,7 +34,7 @@ class Regions:
         flat = values.flatten().double().cpu()
         sums = flat.new_zeros(self.count).index_add_(0, self.owners, flat[self.pixels])
         sizes = self.owners.bincount(minlength=self.count)
-        found, free = torch.zeros_like(flat), torch.ones(len(flat), dtype=torch.bool)
+        found, free = torch.zeros_like(flat), torch.ones(len(flat), dtype=torch.bool, device="cpu")
         members = self.pixels[self.owners.argsort(stable=True)].split(sizes.tolist())
         while bool((sizes >= fewest).any()):
             best = int(torch.where(sizes >= fewest, sums / sizes.clamp(min=1), -torch.inf).argmax())
@@ -49,7 +49,7 @@ class Regions:
     def _entries(self, pixels: Tensor) -> Tensor:
         """The entries of these pixels."""
         begins, counts = self.first[pixels], self.first[pixels + 1] - self.first[pixels]
-        offsets = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        offsets = torch.arange(int(counts.sum()), device="cpu") - (counts.cumsum(0) - counts).repeat_interleave(counts)
         return begins.repeat_interleave(counts) + offsets
 
 

@@ -31,7 +31,7 @@ def straight(runs: Runs, sample: int, start: Tensor, change: Tensor, steps: int,
 
 def middles(steps: int, *, new: bool = False) -> Tensor:
     """(steps,) in 0..1: the middles of equal steps; `new`: without those of a third as many steps."""
-    places = torch.arange(steps, dtype=torch.float64)
+    places = torch.arange(steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if new else places) + 0.5) / steps
 
 

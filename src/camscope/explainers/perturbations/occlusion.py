@@ -66,7 +66,7 @@ def _cover(length: int, window: int, stride: int) -> Tensor:
     starts = [*range(0, length - window, stride), length - window]
     if any(later - earlier > window for earlier, later in pairwise(starts)):
         raise InputError(f"stride={stride}: a window of {window} leaves gaps; pass a stride of {window} at most")
-    pixels, first = torch.arange(length), torch.tensor(starts)[:, None]
+    pixels, first = torch.arange(length, device="cpu"), torch.tensor(starts, device="cpu")[:, None]
     return (pixels >= first) & (pixels < first + window)
 
 

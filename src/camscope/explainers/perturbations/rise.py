@@ -48,7 +48,9 @@ class RISE(SampledExplainer):
         counts = extents(self.cells, size)
         grid = [count + 1 for count in counts]
         numbers = torch.Size(grid).numel()
-        drawn = torch.rand(self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32).to(device)
+        drawn = torch.rand(
+            self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32, device="cpu"
+        ).to(device)
         kind = torch.promote_types(veiled.x.dtype, torch.float32)
         shown, shifts = (drawn[:, :numbers] < self.keep).view(-1, *grid).to(kind), drawn[:, numbers:]
         return lambda part: spread(shown[part], shifts[part], size, counts)

@@ -18,8 +18,10 @@ class Running:
     """The mean of maps (*S) and its standard error, in float64, of blocks of maps that need not be kept (Chan et al. 1979)."""
 
     count: int = 0
-    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # of distances from the mean
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
+    squares: Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu")
+    )  # of distances from the mean
 
     def add(self, weights: Tensor, masks: Tensor) -> None:
         """(R,), (R,*S): R more maps, each a mask times its weight."""

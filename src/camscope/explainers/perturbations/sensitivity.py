@@ -117,6 +117,8 @@ class Sobol(GridSensitivity):
         if dimensions > most:
             raise InputError(f"cells={self.cells}: a Sobol sequence has {most} dimensions, {dimensions} are needed")
         engine = SobolEngine(dimensions, scramble=True, seed=self.seed % 2**63)
+        # PyTorch works out the first point in the default type, which may be too coarse for it
+        engine._first_point = (engine.quasi.double() / 2**engine.MAXBIT).view(1, -1)
         drawn: Tensor = engine.draw(self.samples, dtype=torch.float64)
         return drawn.to(like.device)
 
@@ -140,7 +142,7 @@ class HSIC(GridSensitivity):
 
     def design(self, veiled: Veiled, labels: Tensor, count: int) -> tuple[int, Masks, Estimate]:
         """See `GridSensitivity`."""
-        drawn = torch.rand(self.samples, count, generator=self.drawing(), dtype=torch.float32)
+        drawn = torch.rand(self.samples, count, generator=self.drawing(), dtype=torch.float32, device="cpu")
         shown = (drawn.argsort(0) < self.samples // 2).to(labels.device)
         flat, precision = labels.flatten(), veiled.precision
 
