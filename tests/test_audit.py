@@ -181,7 +181,7 @@ def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
     each = [one.held for image in x for one in agreements(GradCAM(net), image[None], 1)]
     assert found["stability"].value == pytest.approx(np.mean(each), abs=0.03)
     assert (found["stability"].n, found["stability"].groups) == (len(rows), len(rows))
-    assert "the answer itself held" in run.report.read_text(encoding="utf-8")
+    assert "held under this share of the changes of" in run.report.read_text(encoding="utf-8")
 
 
 def test_the_predictions_are_those_of_the_model(cases):

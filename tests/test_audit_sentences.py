@@ -461,10 +461,7 @@ def test_groups_of_maps(claimed, reason, left_out):
 
 def test_a_share_that_there_is_none_of_is_not_written_as_one():
     said = text(held(Held(metric="stability", finding=FINDING, share=Number(reason="no image"))))
-    assert (
-        said
-        == "The answer for nodule under the changes of stability: there is no share of changes under which it held (no image)."
-    )
+    assert said == "It is not known how often the answer for nodule held under the changes of stability (no image)."
     assert "0.9" in text(held(Held(metric="stability", finding=FINDING, share=num(0.9, 0.1))))
 
 
@@ -476,7 +473,7 @@ def test_what_images_were_used_is_told_finding_by_finding():
     )
     said = [text(one) for one in localised(full().localise.model_copy(update={"lines": lines}))]
     assert said == [
-        f"Images with {name}, with its place marked and a value for their maps: {count}."
+        f"Images with {name} whose place is marked and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))
     ]
     assert list(measured(full().robustness)) == []

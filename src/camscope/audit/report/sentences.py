@@ -88,7 +88,7 @@ def declared(provenance: Mapping[str, Any]) -> Sentence:
 def localised(stage: Measured) -> Iterator[Sentence]:
     """On how many images of each finding it was measured where maps lie."""
     for finding, images in _images(stage, "enrichment").items():
-        yield "Images with ", Name(finding), ", with its place marked and a value for their maps: ", images, "."
+        yield "Images with ", Name(finding), " whose place is marked and whose maps have a value: ", images, "."
 
 
 def measured(stage: Measured) -> Iterator[Sentence]:
@@ -107,10 +107,27 @@ def _images(stage: Measured, metric: str) -> dict[str, int]:
 
 def held(one: Held) -> Sentence:
     """Under which share of the changes of a stability the answer itself stayed the same."""
-    about = ("The answer for ", Name(one.finding), " under the changes of ", Name(one.metric))
+    finding, metric = Name(one.finding), Name(one.metric)
     if one.share.value is None:
-        return *about, ": there is no share of changes under which it held (", Name(one.share.reason), ")."
-    return *about, ": it held under this share of them: ", one.share, ". Maps under the other changes are left out."
+        why = Name(one.share.reason)
+        return (
+            "It is not known how often the answer for ",
+            finding,
+            " held under the changes of ",
+            metric,
+            " (",
+            why,
+            ").",
+        )
+    return (
+        "The answer for ",
+        finding,
+        " held under this share of the changes of ",
+        metric,
+        ": ",
+        one.share,
+        ". Maps under the other changes are left out.",
+    )
 
 
 def groups_of_maps(one: Strategies) -> Sentence:
