@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.hooks.calls import Calls
+from camscope.hooks.shadow import Shadow
 from camscope.structure import mapped
 
 
@@ -58,15 +60,25 @@ def isolated(model: nn.Module) -> Iterator[None]:
 
 
 def bare_copy(model: nn.Module) -> nn.Module:
-    """The same modules, parameters and buffers in another tree, without hooks: what it sets on itself is not the model's."""
+    """The same modules, parameters and buffers in another tree, uncompiled and without hooks.
+
+    What it sets on itself is not the model's.
+    """
     copies: dict[int, nn.Module] = {}
 
     def copied(module: nn.Module) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             return module
+        if isinstance(original := module._modules.get("_orig_mod"), nn.Module):
+            return copied(original)
         if id(module) not in copies:
             other = copies[id(module)] = object.__new__(type(module))
             vars(other).update({name: _without_hooks(name, value) for name, value in vars(module).items()})
+            vars(other)["_compiled_call_impl"] = None
+            forward = vars(other).pop("forward", None)
+            if forward is not None and not isinstance(forward, Shadow):  # the model's own, of this module
+                own = getattr(forward, "__self__", None) is module
+                vars(other)["forward"] = MethodType(forward.__func__, other) if own else forward
             vars(other)["_modules"] = {
                 name: None if part is None else copied(part) for name, part in module._modules.items()
             }
