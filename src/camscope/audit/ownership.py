@@ -31,17 +31,13 @@ def expect_own(folder: Path) -> None:
 def remove_outputs(folder: Path) -> None:
     """Remove what an audit wrote but its log, which says what was declared before; all else stays."""
     expect_own(folder)
-    for path, _ in _outputs(folder):
+    paths = [path for path, _ in _outputs(folder)]
+    for path in paths:
         if path.is_file() and path.name not in (PLAN, LOG):
             path.unlink()
-        elif path.is_dir() and path.name not in (STAGES, *RUNS):
+    for path in reversed(paths):  # inner folders first
+        if path.is_dir():
             Store(path).remove()
-    for name in RUNS:
-        Store(folder / name).remove()
-        for inner in _numbered(folder / name):
-            _remove_empty(inner)
-        _remove_empty(folder / name)
-    _remove_empty(folder / STAGES)
 
 
 def _outputs(folder: Path) -> Iterator[tuple[Path, Callable[[Path], bool]]]:
@@ -87,11 +83,6 @@ def _is_run_or_folder(path: Path) -> bool:
         _ = Store(path).facts
         return True
     return False
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty, or not there
-        folder.rmdir()
 
 
 def _json_of(path: Path) -> object:
