@@ -37,6 +37,7 @@ PATTERNS = 64  # random patterns, of which the one is taken that is least like i
 VERIFIED = ((3.0, 0.25), (2.5, 0.7))  # z and agreement: one pair must be reached
 VERIFIED_AGREEMENT_OF_FEW, MIN_REACTION = 0.8, 0.01
 LOCAL_REACTION, LOCAL_REACTION_OF_FEW, CHANCE_AGREEMENT = 0.4, 0.5, 0.2
+MAX_WRONG_AGREEMENT = 0.4  # of cells each of which sees one part of the image
 LOCALITY, LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the z alone would be too large
 OTHER_PLACE_Z, OTHER_PLACE_AGREEMENT = 3.5, 0.6
 OTHER_PLACE_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
@@ -331,8 +332,12 @@ def judge(
         and best[1] >= OTHER_PLACE_Z
         and best[1] - own / spread >= OTHER_PLACE_LEAD
     )
-    is_local = local >= LOCAL_REACTION_OF_FEW if few else local >= LOCAL_REACTION or _is_local(here)
-    if elsewhere or (is_local and agreement <= CHANCE_AGREEMENT):
+    if few:
+        is_wrong = local >= LOCAL_REACTION_OF_FEW and agreement <= MAX_WRONG_AGREEMENT
+    else:
+        is_wrong = local >= LOCAL_REACTION and agreement <= CHANCE_AGREEMENT
+        is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(here))
+    if elsewhere or is_wrong:
         like = f"; they react like {best[2]}" if elsewhere else ""
         return Finding(Verdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
     return Finding(Verdict.UNDECIDED)
