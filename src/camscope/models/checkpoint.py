@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from camscope.errors import WeightsError
 
@@ -42,24 +43,51 @@ def read_state(path: str | os.PathLike[str]) -> State:
 
 
 def load_strictly(model: nn.Module, state: State, source: Weights) -> None:
-    """Every tensor of the file into the model, every name and shape as it should be; WeightsError lists what is not.
+    """Load every tensor of the file into the model, or raise a WeightsError that lists what does not fit.
 
-    A prefix of DataParallel or `torch.compile` is taken off; numbers are cast to the model's precision.
+    A prefix of DataParallel or `torch.compile` is removed, and numbers are cast to the model's precision. A model that
+    raises the error has the weights that it had before.
     """
     own = _tensors(model)
+    if lazy := [name for name, value in own.items() if is_lazy(value)]:
+        raise WeightsError(f"{type(model).__name__} has no shape yet for {_some(lazy)}: call it once on an input first")
     state = aligned(state, own)
     other = [name for name in state.keys() & own.keys() if not _alike(state[name], own[name])]
+    fitting = {name: value for name, value in state.items() if name not in other}
+    with _restored_on_error(model):
+        try:
+            missing, unexpected = model.load_state_dict(fitting, strict=False)
+        except Exception as error:  # modules may have load hooks of their own
+            raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
+        missing = [name for name in missing if name not in other]
+        shapes = [f"{name} {_kind(state[name])} instead of {_kind(own[name])}" for name in sorted(other)]
+        lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
+        if wrong := [f"{len(names)} {what} ({_some(names)})" for what, names in lists.items() if names]:
+            raise WeightsError(
+                f"{source} does not fit {type(model).__name__}: {', '.join(wrong)}; is it this architecture?"
+            )
+
+
+@contextmanager
+def _restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Put back the model's parameters and buffers, each object with its values, if the body raises.
+
+    What fits is known only after `load_state_dict`: modules may rename and convert tensors in load hooks.
+    """
+    modules = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+    tensors = {tensor for _, *groups in modules for group in groups for tensor in group.values() if tensor is not None}
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
-        missing, unexpected = model.load_state_dict({k: v for k, v in state.items() if k not in other}, strict=False)
-    except (RuntimeError, ValueError) as error:
-        raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
-    missing = [name for name in missing if name not in other]
-    shapes = [f"{name} {_kind(state[name])} instead of {_kind(own[name])}" for name in sorted(other)]
-    lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
-    if wrong := [f"{len(names)} {what} ({_some(names)})" for what, names in lists.items() if names]:
-        raise WeightsError(
-            f"{source} does not fit {type(model).__name__}: {', '.join(wrong)}; is it this architecture?"
-        )
+        yield
+    except BaseException:
+        for module, parameters, buffers in modules:
+            for there, saved in ((module._parameters, parameters), (module._buffers, buffers)):
+                there.clear()
+                there.update(saved)
+        with torch.no_grad():
+            for tensor, values in before:
+                tensor.copy_(values)
+        raise
 
 
 def fitted(build: Callable[[int | None], nn.Module], state: State, source: Weights) -> tuple[nn.Module, bool]:
@@ -148,8 +176,10 @@ def _without(prefix: str, state: State) -> State:
     return state
 
 
-def _alike(value: Tensor, own: Tensor) -> bool:
-    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+def _alike(value: object, own: Tensor) -> bool:
+    if not isinstance(value, Tensor) or value.shape != own.shape:
+        return False
+    return value.is_floating_point() == own.is_floating_point() and torch.can_cast(value.dtype, own.dtype)
 
 
 def _other_classes(state: State, own: State) -> int | None:
@@ -162,7 +192,9 @@ def _other_classes(state: State, own: State) -> int | None:
     return heads.pop()
 
 
-def _kind(value: Tensor) -> str:
+def _kind(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
