@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (H,W)
 ORIENTATION = 0x0112  # the number of EXIF's field
+SIDEWAYS = (5, 6, 7, 8)  # its values that exchange rows and columns
 MAX_PIXELS = 178_956_970  # where Pillow, as it comes, refuses a file too
 EXPECTED = (
     "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in grey, "
@@ -90,15 +91,16 @@ def read_reduced(data: bytes, enough: Callable[[Size], Size]) -> tuple[Pixels, S
     """(h,w,3) as `read_photo` reads a file's bytes, and the image's own (H,W).
 
     A JPEG of at least twice the size that is `enough` for it is decoded at a half, a quarter or an eighth, which is
-    quicker, and no smaller than that.
+    quicker, and no smaller than that. All other formats are decoded at their own size.
     """
     with _opened(data) as image:
         _check_size(image.size, "the file", MAX_PIXELS)
-        lying = image.getexif().get(ORIENTATION, 1) >= 5  # its rows are columns
-        size = image.size if lying else image.size[::-1]
+        own, lying = image.size, _lies_on_its_side(image)
+        size = own if lying else own[::-1]
         height, width = enough(size)
-        image.draft(None, (height, width) if lying else (width, height))
-        return _decoded(image, "the file", MAX_PIXELS), size
+        reduced = image.draft(None, (height, width) if lying else (width, height)) is not None and image.size != own
+        pixels = _decoded(image, "the file", MAX_PIXELS)
+        return pixels, size if reduced else pixels.shape[:2]
 
 
 def remarks(data: bytes, name: str) -> tuple[str, ...]:
@@ -178,6 +180,14 @@ def _decoded(image: "Image", name: str, max_pixels: int) -> Pixels:
         came = f"{name}: pixels of mode {upright.mode!r} have no known range"
         raise ImageError(f"{came}; scale them to 0..255 and pass a uint8 array")
     return np.array(_rgb(upright))
+
+
+def _lies_on_its_side(image: "Image") -> bool:
+    """Whether `_upright` exchanges the rows and columns of a JPEG."""
+    try:
+        return image.getexif().get(ORIENTATION) in SIDEWAYS
+    except Exception:
+        return False
 
 
 def _upright(image: "Image") -> "Image":

@@ -74,16 +74,16 @@ def _restored_on_error(model: nn.Module) -> Iterator[None]:
 
     What fits is known only after `load_state_dict`: modules may rename and convert tensors in load hooks.
     """
-    modules = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
-    tensors = {tensor for _, *groups in modules for group in groups for tensor in group.values() if tensor is not None}
+    groups: list[dict[str, Any]] = [group for one in model.modules() for group in (one._parameters, one._buffers)]
+    members = [dict(group) for group in groups]
+    tensors = {tensor for group in members for tensor in group.values() if tensor is not None}
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     except BaseException:
-        for module, parameters, buffers in modules:
-            for there, saved in ((module._parameters, parameters), (module._buffers, buffers)):
-                there.clear()
-                there.update(saved)
+        for group, saved in zip(groups, members, strict=True):
+            group.clear()
+            group.update(saved)
         with torch.no_grad():
             for tensor, values in before:
                 tensor.copy_(values)
