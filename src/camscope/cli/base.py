@@ -312,7 +312,7 @@ def _is_missing(code: str) -> bool:
 def working(what: str) -> Iterator[None]:
     """A spinner while something runs; silent where stdout is no terminal."""
     console = out()
-    with console.status(shown(what)) if console.is_terminal else contextlib.nullcontext():
+    with console.status(styled((shown(what), ""))) if console.is_terminal else contextlib.nullcontext():
         yield
 
 

@@ -72,7 +72,8 @@ def drawing() -> Iterator[None]:
         raise MissingExtraError("matplotlib", "audit") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "camscope", "path.simplify": False})
+        look = {"svg.fonttype": "none", "svg.hashsalt": "camscope", "path.simplify": False, "text.parse_math": False}
+        matplotlib.rcParams.update(look)
         yield
 
 
