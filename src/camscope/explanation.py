@@ -379,7 +379,7 @@ class Explanation:
         """Read what `save` wrote as `.npz` or `.json`; nothing is unpickled."""
         try:
             if Path(path).suffix.lower() == ".json":
-                facts = json.loads(Path(path).read_text())
+                facts = json.loads(Path(path).read_text(encoding="utf-8"))
                 arrays = {key: np.asarray(facts.pop(key), facts["dtype"]) for key in ("heat", "error") if key in facts}
                 return _from_facts(facts, **arrays)
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:

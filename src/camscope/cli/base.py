@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from camscope.cli.encoding import print_anywhere
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -112,6 +113,7 @@ class Group(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Parse, run, and end the process; usage errors are told here."""
+        print_anywhere()
         given = (args, prog_name, complete_var, False, windows_expand_args)
         if not standalone_mode:
             return super().main(*given, **extra)
