@@ -6,7 +6,9 @@ from pathlib import Path
 
 FLOORS = {
     **dict.fromkeys(["errors", "version"], 0),
-    **dict.fromkeys(["structure", "files", "cards"], 0.5),  # the mezzanine: what several rooms of the first floor need
+    **dict.fromkeys(
+        ["structure", "files", "cards", "data_files"], 0.5
+    ),  # the mezzanine: what several rooms of the first floor need
     **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
     **dict.fromkeys(["explainers", "models"], 3),

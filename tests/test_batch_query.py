@@ -26,7 +26,14 @@ def run(tmp_path_factory):
         "targets": [None],
     }
     made |= {"manifest": {"rows": PARTS * IMAGES, "dataset": None}, "chunk": IMAGES}
-    store.begin({"made_with": made, "versions": {"camscope": "0", "torch": "0"}, "categories": []})
+    store.begin(
+        {
+            "made_with": made,
+            "root": {"folder": "", "confined": False},
+            "versions": {"camscope": "0", "torch": "0"},
+            "categories": [],
+        }
+    )
     for part in range(PARTS):
         numbers = np.arange(part * IMAGES * 2, (part + 1) * IMAGES * 2)
         failed = numbers % 7 == 0

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from camscope.audit.subject import THREADS, Subject
 from camscope.batch.manifest import arrow
 from camscope.batch.reading import sha256_of
+from camscope.data_files import read_parquet
 from camscope.errors import MissingExtraError, UndefinedError
 from camscope.measure.evidence import Coco, Column, Files
 from camscope.measure.namesakes import Namesakes
@@ -38,7 +39,7 @@ def of_content(path: Path) -> str:
     """Of what a file says, 64 hex digits: of a table its rows without times, whatever was compressed how."""
     if path.suffix != ".parquet":
         return of_bytes(path)
-    table = arrow("parquet").read_table(path)
+    table = read_parquet(path)
     kept = table.select([name for name in table.column_names if name not in TIMES]).combine_chunks()
     sink = arrow().BufferOutputStream()
     with arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:

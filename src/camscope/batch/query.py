@@ -4,12 +4,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.manifest import arrow
+from camscope.data_files import check_parquet, one_error
 from camscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Query:
     def _asked(self, rows: "ds.Dataset", columns: str, *, all_of_them: bool = False) -> Iterator[Any]:
         """DuckDB's answer, while it is open."""
         duckdb = _duckdb()
-        with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
+        with reading_parts(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
             connection.register("run", rows)
             for lock in LOCKS:
                 connection.execute(lock)
@@ -132,8 +134,31 @@ class Pieces:
             if len(own):
                 number = int(np.searchsorted(self._starts, own[0], side="right")) - 1
                 names = None if columns is None else list(columns)
-                table = self._pieces[number].to_table(schema=self._schema, columns=names)
-                yield table.take(own - self._starts[number])
+                with reading_parts(self._pieces[number].path):
+                    table = self._pieces[number].to_table(schema=self._schema, columns=names)
+                    chosen = table.take(own - self._starts[number])
+                yield chosen
+
+
+def open_parts(parts: Sequence[str], sound: set[tuple[str, int, int]] | None = None) -> "ds.Dataset":
+    """Files of rows as one dataset; an InputError where one is damaged, or claims more rows than its bytes can hold.
+
+    `sound`: those that are known to claim no more, of which no footer is read again; new ones are added.
+    """
+    known = set() if sound is None else sound
+    for part in parts:
+        with reading_parts(part):
+            status = Path(part).stat()
+            if (key := (part, status.st_size, status.st_mtime_ns)) not in known:
+                check_parquet(arrow("parquet").read_metadata(part), status.st_size)
+                known.add(key)
+    with reading_parts():
+        return arrow("dataset").dataset(list(parts), format="parquet")
+
+
+def reading_parts(part: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
+    """Whatever Arrow raises of a part of a run that is damaged, as one error."""
+    return one_error(f"{part} cannot be read, and is made anew once it is removed", quoting=False)
 
 
 def by_image(rows: "ds.Dataset", places: Places) -> Iterator[list[dict[str, Any]]]:
@@ -150,8 +175,9 @@ def images_of(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
 
 def as_dicts(table: "pa.Table") -> list[dict[str, Any]]:
     """A table's rows; the maps stay arrays, for as Python's numbers they would be ten times as large."""
-    heats = [one.values for one in table["heat"]]
-    plain = table.drop_columns(["heat"]).to_pylist()
+    with reading_parts():
+        heats = [one.values for one in table["heat"]]
+        plain = table.drop_columns(["heat"]).to_pylist()
     return [
         {**row, "heat": None if heat is None else heat.to_numpy(zero_copy_only=False)}
         for row, heat in zip(plain, heats, strict=True)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import arrow
+from camscope.batch.query import open_parts
 from camscope.batch.rows import FAILED
+from camscope.data_files import MAX_JSON, WORDS, one_error, read_bytes
 from camscope.errors import OutputError
 from camscope.files import write_bytes
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DAY = 86_400.0  # seconds
+DAMAGED = (ValueError, RecursionError, MemoryError)  # what reading the JSON of a damaged file raises
 RUN, OVERLAYS = "run.json", "overlays"
 PART = re.compile(r"part-(\d{8})\.parquet")
 SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
@@ -36,17 +39,20 @@ class Store:
     @property
     def facts(self) -> dict[str, Any] | None:
         """What `run.json` holds; None before a run has begun. OutputError where it is damaged, or another program's."""
+        path = self.folder / RUN
         try:
             return self._read()
-        except ValueError as error:
-            path = self.folder / RUN
-            raise OutputError(f"{path}: it is damaged ({error}); pass overwrite, or another folder") from error
+        except OutputError:
+            raise
+        except (*DAMAGED, OSError) as error:
+            reason = str(error)[:WORDS] or type(error).__name__
+            raise OutputError(f"{path}: it is damaged ({reason}); pass overwrite, or another folder") from None
 
     def _read(self) -> dict[str, Any] | None:
         path = self.folder / RUN
         if not path.exists():
             return None
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bytes(path, MAX_JSON))
         if not isinstance(found, dict) or "made_with" not in found:
             raise OutputError(f"{path}: it is another program's; choose another folder")
         return found
@@ -64,7 +70,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         said, new = json.dumps(facts, indent=1, sort_keys=True).encode(), overwrite
         if overwrite:
-            with suppress(ValueError):  # what is damaged may be replaced, what is another program's not
+            with suppress(*DAMAGED):  # what is damaged may be replaced, what is another program's not
                 self._read()
             self._clear()
             write_bytes(self.folder / RUN, said)
@@ -118,10 +124,8 @@ class Store:
         if not parts:
             return Counter()
         bad = arrow("compute").field("status") == FAILED
-        try:
-            rows = arrow("dataset").dataset(parts, format="parquet").to_table(columns=["row", "error"], filter=bad)
-        except (OSError, arrow().ArrowInvalid) as error:
-            raise OutputError(f"a part cannot be read, and is made anew once it is removed: {error}") from error
+        with one_error("a part cannot be read, and is made anew once it is removed", OutputError, own=True):
+            rows = open_parts(parts).to_table(columns=["row", "error"], filter=bad)
         each = rows.group_by("row").aggregate([("error", "min")])  # one an image, whatever it was asked
         return Counter({one["values"]: one["counts"] for one in each["error_min"].value_counts().to_pylist()})
 

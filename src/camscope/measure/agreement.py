@@ -15,7 +15,7 @@ import numpy as np
 
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
-from camscope.batch.query import Query, by_image
+from camscope.batch.query import Query, by_image, open_parts, reading_parts
 from camscope.batch.rows import FAILED, table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -75,7 +75,7 @@ def agree(
     store.begin(facts, overwrite=overwrite)
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
-    rows = {chunk: arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet") for chunk in todo}
+    rows = {chunk: open_parts([str(parts.path_of(chunk))]) for chunk in todo}
     sizes = {chunk: len(rows[chunk].to_table(columns=["row"])["row"].unique()) for chunk in todo}
     for chunk in todo:
         own: list[Row] = []
@@ -95,16 +95,14 @@ def agree(
 def table(folder: str | os.PathLike[str]) -> "pa.Table":
     """row, id, target, a method's name, layer and settings, another's, `spearman` or the reason why there is none, `same`."""
     store = Store(folder)
-    return (
-        arrow("dataset")
-        .dataset([str(store.path_of(chunk)) for chunk in sorted(store.finished())], format="parquet")
-        .to_table()
-    )
+    rows = open_parts([str(store.path_of(chunk)) for chunk in sorted(store.finished())])
+    with reading_parts():
+        return rows.to_table()
 
 
 def keys_of(run: Run) -> list[Key]:
     """Every method of a run that has a map, in the order in which they come."""
-    rows = run.dataset.to_table(columns=list(KEY), filter=arrow("dataset").field("status") != FAILED)
+    rows = run.table(columns=list(KEY), filter=arrow("dataset").field("status") != FAILED)
     each = zip(*(rows[name].to_pylist() for name in KEY), strict=True)
     return list(dict.fromkeys(each))
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import digest_of
+from camscope.data_files import WORDS, one_error, read_json
 from camscope.errors import ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
 from camscope.images.photo import read_photo
@@ -76,10 +77,8 @@ class Column(Evidence):
             raise UndefinedError("there is no evidence in its row")
         if isinstance(value, str) and not value.lstrip().startswith("["):
             return picture(str(self.root / value), size)
-        try:
+        with one_error(f"row {row['row']}: {str(value)[:WORDS]!r} in {self.name} is no list of boxes or points"):
             known = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"row {row['row']}: {value!r} in {self.name} is no list of boxes or points") from error
         if known.ndim == 1:
             known = known[None]
         if known.ndim != 2 or known.shape[1] not in (2, 4):
@@ -107,8 +106,8 @@ class Coco(Evidence):
     @classmethod
     def read(cls, path: Path, categories: Iterable[str] = ()) -> "Coco":
         """A COCO file; `categories`: only annotations of these names."""
-        try:
-            plain = json.loads(path.read_bytes())
+        with one_error(f"{path}: this is no COCO file of annotations"):
+            plain = read_json(path)
             labels = {one["id"]: one["name"] for one in plain.get("categories", ())}
             wanted = set(categories)
             if unknown := wanted - set(labels.values()):
@@ -120,10 +119,6 @@ class Coco(Evidence):
                 if not wanted or labels.get(one["category_id"]) in wanted:
                     of[one["image_id"]].append(one)
             known = [(str(one["file_name"]), (one["height"], one["width"]), of[one["id"]]) for one in plain["images"]]
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path}: this is no COCO file of annotations: {error!r}") from error
         return cls(known, path.parent)
 
     @cached_property
@@ -138,8 +133,9 @@ class Coco(Evidence):
         if there != tuple(size):
             raise InputError(f"{row['path']} is {tuple(size)} and annotated at {there}; expected the same size")
         made = np.zeros(size, np.bool_)
-        for one in annotated:
-            made |= self._annotated(one, size)
+        with one_error(f"{row['path']}: its annotation cannot be read"):
+            for one in annotated:
+                made |= self._annotated(one, size)
         return made
 
     def _annotated(self, one: Mapping[str, Any], size: Size) -> Mask:

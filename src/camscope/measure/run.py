@@ -9,8 +9,7 @@ import numpy as np
 from torch import nn
 
 from camscope.batch import Run
-from camscope.batch.manifest import arrow
-from camscope.batch.query import Pieces, Query, images_of
+from camscope.batch.query import Pieces, Query, images_of, open_parts, reading_parts
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -109,7 +108,8 @@ class Measures:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         facts = Store(folder).facts
-        if facts is None or "metrics" not in facts.get("made_with", {}):
+        made = {} if facts is None else facts["made_with"]
+        if facts is None or not isinstance(made, Mapping) or not isinstance(made.get("metrics"), list | Mapping):
             raise InputError(f"{folder}: no metrics of a run are here")
         self.facts: dict[str, Any] = facts
 
@@ -127,8 +127,10 @@ class Measures:
         """
         store = Store(self.folder)
         parts = [str(store.path_of(chunk)) for chunk in sorted(store.finished())]
-        rows = arrow("dataset").dataset(parts, format="parquet")
-        return rows.to_table() if where is None else Pieces(rows).take(Query(where).places(rows))
+        rows = open_parts(parts)
+        places = None if where is None else Query(where).places(rows)
+        with reading_parts():
+            return rows.to_table() if places is None else Pieces(rows).take(places)
 
 
 def _write(
@@ -139,7 +141,7 @@ def _write(
     todo, there, done = sorted(parts.finished()), store.finished(), 0
     total = sum(_images(plain.run, chunk) for chunk in todo)
     for chunk in todo:
-        rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
+        rows = open_parts([str(parts.path_of(chunk))])
         each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
         whole = rows.to_table() if any(number not in there for number, _, _ in each) else None
         for number, places, images in each:

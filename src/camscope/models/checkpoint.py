@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from camscope.data_files import check_zip, one_error
 from camscope.errors import WeightsError
 
 Weights = str | os.PathLike[str] | None
@@ -31,12 +33,10 @@ def read_state(path: str | os.PathLike[str]) -> State:
     file = Path(path).expanduser()
     if not file.is_file():
         raise WeightsError(f"no weights at {path}: {'it is a folder' if file.is_dir() else 'there is no such file'}")
-    try:
+    with one_error(f"{path} cannot be read", WeightsError):
         raw = _safetensors(file) if _is_safetensors(file) else _tensors_only(file)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error}") from error
     for content in [raw, *(raw.get(key) for key in CONTAINERS if isinstance(raw, Mapping))]:
-        if isinstance(content, Mapping) and content and all(isinstance(value, Tensor) for value in content.values()):
+        if isinstance(content, Mapping) and content and all(map(_is_entry, content.items())):
             return dict(content)
     found = f"the keys {_some(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(f"{path} holds {found}; expected names and tensors, or them under {', '.join(CONTAINERS)}")
@@ -126,6 +126,10 @@ def described(source: str, weights: Weights) -> str:
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
+def _is_entry(entry: tuple[object, object]) -> bool:
+    return isinstance(entry[0], str) and isinstance(entry[1], Tensor)
+
+
 def _is_safetensors(file: Path) -> bool:
     """By suffix, or by its first bytes: the length of a JSON header, which starts with a brace."""
     with file.open("rb") as opened:
@@ -146,6 +150,8 @@ def _safetensors(file: Path) -> Mapping[str, Tensor]:
 
 def _tensors_only(file: Path) -> Any:
     try:
+        if zipfile.is_zipfile(file):
+            check_zip(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of what it then refuses
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -163,6 +169,8 @@ def _refusal(file: Path, reason: str) -> str:
         )
     if not file.stat().st_size:
         return "is empty"
+    if "would unpack" in reason:
+        return f"is not read: {reason}"
     return "is no checkpoint that can be read as tensors: corrupt, truncated, or another kind of file"
 
 

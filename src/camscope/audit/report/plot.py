@@ -72,8 +72,8 @@ def drawing() -> Iterator[None]:
         raise MissingExtraError("matplotlib", "audit") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        look = {"svg.fonttype": "none", "svg.hashsalt": "camscope", "path.simplify": False, "text.parse_math": False}
-        matplotlib.rcParams.update(look)
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "camscope", "path.simplify": False})
+        matplotlib.rcParams["text.parse_math"] = False
         yield
 
 
