@@ -298,9 +298,10 @@ def _read_run(folder: Path) -> str:
 
 
 CONFIG = b"""seed = 3
-replicates = 100
+replicates = 300
 [data]
 manifest = "list.csv"
+label = "class"
 patient = "patient"
 [model]
 source = "torchvision:resnet18"
@@ -308,7 +309,8 @@ weights = "random"
 [explain]
 methods = ["gradcam"]
 findings = ["lesion"]
-targets = { lesion = "lesion" }
+[explain.settings]
+gradcam = { precision = "float32" }
 """
 CHOICE = b"""# gradcam is best
 method = "gradcam"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from camscope.errors import ImageError
 from camscope.images.silence import silent
+from camscope.images.tiff_strips import check_strips
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -171,6 +172,8 @@ def _decoded(image: "Image", name: str, max_pixels: int) -> Pixels:
         raise ImageError(f"{name}: EPS is a program, not pixels; save it as PNG")
     # 16-bit files open as plain integers in these formats; once transposed, an image no longer knows its format
     sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+    if image.format == "TIFF":
+        check_strips(image, name)
     image.load()
     _check_size(image.size, name, max_pixels)  # an icon can turn out larger than its header said
     upright = _upright(image)
