@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import tomllib
 import zipfile
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import CamscopeError, InputError
+from camscope.errors import CamscopeError, InputError, MissingExtraError
 
 MAX_JSON, MAX_TOML = 2**30, 2**24  # bytes of a file; the largest of COCO's own has half of that
 MAX_ARRAYS = 2**32  # bytes of the arrays of one .npz file
@@ -140,21 +141,39 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
     """A Parquet file as a table of PyArrow; an InputError, without the words of a cell, for any other file."""
     parquet: Any = import_module("pyarrow.parquet")
     with one_error(f"{path}: this is no Parquet table", quoting=False):
-        check_parquet(parquet.read_metadata(path), Path(path).stat().st_size)
+        check_parquet([path])
         table = parquet.read_table(path, columns=None if columns is None else list(columns))
         table.validate(full=True)  # texts that are not UTF-8, lists that end before they start
         return table
 
 
-def check_parquet(metadata: Any, size: int) -> None:
-    """InputError for a Parquet file of `size` bytes whose columns claim more values than their bytes can hold.
+def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """InputError where a column of a Parquet file claims more values than its bytes can hold; only the footers are read.
 
-    `metadata`: PyArrow's, of its footer; nothing else of the file is read.
+    DuckDB reads them: of a damaged footer PyArrow 26 ends the process.
     """
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for column in map(group.column, range(metadata.num_columns)):
-            values, packed = column.num_values, min(column.total_compressed_size, size)
-            if values < group.num_rows or values > FEW_VALUES + VALUES_PER_BYTE * packed:
-                claim = f"{values:,} values of {group.num_rows:,} rows in {packed:,} bytes"
-                raise InputError(f"a column claims {claim}: it is damaged, or made to fill memory")
+    try:
+        duckdb: Any = import_module("duckdb")
+    except ImportError as error:
+        raise MissingExtraError("duckdb", "batch") from error
+    names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # else these letters are a pattern
+    with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
+        try:
+            claims = connection.execute(FOOTERS, [names]).fetchall()
+        except duckdb.Error as error:
+            if len(paths) > 1:  # which of them?
+                for path in paths:
+                    check_parquet([path])
+            raise InputError(f"{paths[0]}: it is no Parquet file, or damaged") from error
+    for name, too_few, most, packed in claims:
+        if too_few or most > FEW_VALUES or packed > Path(name).stat().st_size:
+            raise InputError(
+                f"{name}: a column claims more values than its bytes hold; it is damaged, or made to fill memory"
+            )
+
+
+FOOTERS = f"""
+SELECT file_name, bool_or(num_values < row_group_num_rows), max(num_values - {VALUES_PER_BYTE} * total_compressed_size),
+       sum(total_compressed_size)
+FROM parquet_metadata(?) GROUP BY file_name
+"""  # noqa: S608 - of our own number

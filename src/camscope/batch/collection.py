@@ -12,7 +12,7 @@ import numpy as np
 
 from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow, placed
 from camscope.batch.private import Places, privately
-from camscope.batch.query import Pieces, Query, as_dicts, open_parts, reading_parts
+from camscope.batch.query import Pieces, Query, as_dicts, open_parts, read_rows, reading_parts
 from camscope.batch.reading import fetched, sha256_of
 from camscope.batch.rows import FAILED
 from camscope.batch.sources import LIBRARIES, manifest_of
@@ -43,7 +43,6 @@ class Collection:
                 f"{self.folder / RUN}: it is damaged: {', '.join(wrong)} is missing or not what a run has there"
             )
         self.facts: dict[str, Any] = facts
-        self._sound: set[tuple[str, int, int]] = set()
 
     @property
     def dataset(self) -> "ds.Dataset":
@@ -51,7 +50,7 @@ class Collection:
         parts = [str(Store(self.folder).path_of(chunk)) for chunk in sorted(Store(self.folder).finished())]
         if not parts:
             raise InputError(f"{self.folder}: no part of the run is finished")
-        return open_parts(parts, self._sound)
+        return open_parts(parts)
 
     def __len__(self) -> int:
         rows = self.dataset
@@ -60,9 +59,7 @@ class Collection:
 
     def table(self, columns: list[str] | None = None, filter: Any = None) -> "pa.Table":
         """All rows, or those for which an expression of PyArrow holds, or some of their columns."""
-        rows = self.dataset
-        with reading_parts():
-            return rows.to_table(columns=columns, filter=filter)
+        return read_rows(self.dataset, columns, filter)
 
     def query(
         self,

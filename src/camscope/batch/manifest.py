@@ -226,6 +226,11 @@ def numbered(table: "pa.Table", source: str, *, strict: bool = True) -> "pa.Tabl
 
     Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
     """
+    with one_error(f"{source}: it cannot be read", quoting=False):  # a column's name may be no UTF-8
+        return _numbered(table, source, strict=strict)
+
+
+def _numbered(table: "pa.Table", source: str, *, strict: bool) -> "pa.Table":
     pa, compute = arrow(), arrow("compute")
     _check_columns(table.column_names, source, strict=strict)
     if not table.num_rows:

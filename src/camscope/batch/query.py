@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.manifest import arrow
-from camscope.data_files import check_parquet, one_error
+from camscope.data_files import FEW_VALUES, VALUES_PER_BYTE, check_parquet, one_error
 from camscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ class Query:
     def places(self, rows: "ds.Dataset") -> Places:
         """The rows' numbers in the run, in the order of `sort`. Only columns that the query names are read."""
         if self.where is None and self.sort is None:
-            count = int(rows.count_rows())
+            with reading_parts():
+                count = int(rows.count_rows())
+                if count > FEW_VALUES + VALUES_PER_BYTE * sum(Path(file).stat().st_size for file in rows.files):
+                    raise InputError(f"a part of the run claims {count:,} rows: it is damaged")
             return np.arange(count if self.limit is None else min(count, self.limit))
         with self._asked(rows, AT) as found:
             return np.asarray(found.fetchnumpy()[AT.strip('"')], np.int64)
@@ -113,9 +116,10 @@ class Pieces:
     """The rows of a run by their numbers: of the parts, and of these the groups, only those that hold any are read."""
 
     def __init__(self, rows: "ds.Dataset") -> None:
-        self._schema = rows.schema
-        self._pieces = [piece for part in rows.get_fragments() for piece in part.split_by_row_group()]
-        sizes = [sum(group.num_rows for group in piece.row_groups) for piece in self._pieces]
+        self._schema, self._sound = rows.schema, set[str]()
+        with reading_parts():
+            self._pieces = [piece for part in rows.get_fragments() for piece in part.split_by_row_group()]
+            sizes = [sum(group.num_rows for group in piece.row_groups) for piece in self._pieces]
         self._starts = np.cumsum([0, *sizes])
 
     def take(self, places: Places, columns: Sequence[str] | None = None) -> "pa.Table":
@@ -134,26 +138,27 @@ class Pieces:
             if len(own):
                 number = int(np.searchsorted(self._starts, own[0], side="right")) - 1
                 names = None if columns is None else list(columns)
-                with reading_parts(self._pieces[number].path):
+                path = self._pieces[number].path
+                with reading_parts(path):
+                    if path not in self._sound:
+                        check_parquet([path])
+                        self._sound.add(path)
                     table = self._pieces[number].to_table(schema=self._schema, columns=names)
                     chosen = table.take(own - self._starts[number])
                 yield chosen
 
 
-def open_parts(parts: Sequence[str], sound: set[tuple[str, int, int]] | None = None) -> "ds.Dataset":
-    """Files of rows as one dataset; an InputError where one is damaged, or claims more rows than its bytes can hold.
-
-    `sound`: those that are known to claim no more, of which no footer is read again; new ones are added.
-    """
-    known = set() if sound is None else sound
-    for part in parts:
-        with reading_parts(part):
-            status = Path(part).stat()
-            if (key := (part, status.st_size, status.st_mtime_ns)) not in known:
-                check_parquet(arrow("parquet").read_metadata(part), status.st_size)
-                known.add(key)
+def open_parts(parts: Sequence[str]) -> "ds.Dataset":
+    """Files of rows as one dataset, of which nothing is read yet; an InputError where one is no Parquet file."""
     with reading_parts():
         return arrow("dataset").dataset(list(parts), format="parquet")
+
+
+def read_rows(rows: "ds.Dataset", columns: Sequence[str] | None = None, matching: Any = None) -> "pa.Table":
+    """All rows of a dataset, or those for which an expression of PyArrow holds, or some of their columns."""
+    with reading_parts():
+        check_parquet(rows.files)
+        return rows.to_table(columns=None if columns is None else list(columns), filter=matching)
 
 
 def reading_parts(part: str = "a part of the run") -> contextlib.AbstractContextManager[None]:

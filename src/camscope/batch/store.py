@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import arrow
-from camscope.batch.query import open_parts
+from camscope.batch.query import open_parts, read_rows
 from camscope.batch.rows import FAILED
 from camscope.data_files import MAX_JSON, WORDS, one_error, read_bytes
 from camscope.errors import OutputError
@@ -125,7 +125,7 @@ class Store:
             return Counter()
         bad = arrow("compute").field("status") == FAILED
         with one_error("a part cannot be read, and is made anew once it is removed", OutputError, own=True):
-            rows = open_parts(parts).to_table(columns=["row", "error"], filter=bad)
+            rows = read_rows(open_parts(parts), ["row", "error"], bad)
         each = rows.group_by("row").aggregate([("error", "min")])  # one an image, whatever it was asked
         return Counter({one["values"]: one["counts"] for one in each["error_min"].value_counts().to_pylist()})
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
-from camscope.batch.query import Query, by_image, open_parts, reading_parts
+from camscope.batch.query import Query, by_image, open_parts, read_rows
 from camscope.batch.rows import FAILED, table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -76,7 +76,7 @@ def agree(
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
     rows = {chunk: open_parts([str(parts.path_of(chunk))]) for chunk in todo}
-    sizes = {chunk: len(rows[chunk].to_table(columns=["row"])["row"].unique()) for chunk in todo}
+    sizes = {chunk: len(read_rows(rows[chunk], ["row"])["row"].unique()) for chunk in todo}
     for chunk in todo:
         own: list[Row] = []
         work = by_image(rows[chunk], Query().places(rows[chunk])) if chunk not in there else iter(())
@@ -95,9 +95,7 @@ def agree(
 def table(folder: str | os.PathLike[str]) -> "pa.Table":
     """row, id, target, a method's name, layer and settings, another's, `spearman` or the reason why there is none, `same`."""
     store = Store(folder)
-    rows = open_parts([str(store.path_of(chunk)) for chunk in sorted(store.finished())])
-    with reading_parts():
-        return rows.to_table()
+    return read_rows(open_parts([str(store.path_of(chunk)) for chunk in sorted(store.finished())]))
 
 
 def keys_of(run: Run) -> list[Key]:

@@ -20,6 +20,7 @@ from camscope.images.photo import read_photo
 from camscope.images.scans import is_scan, read_scan
 from camscope.measure.namesakes import Namesakes
 
+FAR = 2**20  # pixels from the corner that an outline may reach
 UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
@@ -211,5 +212,8 @@ def of_polygons(polygons: Sequence[Sequence[float]], size: Size) -> Mask:
 
     made = np.zeros(size, np.uint8)
     for one in polygons:
-        cv2.fillPoly(made, [np.rint(np.asarray(one, np.float64).reshape(-1, 2)).astype(np.int32)], 1)
+        points = np.asarray(one, np.float64).reshape(-1, 2)
+        if not (np.abs(points) < FAR).all():  # OpenCV goes from row to row, also outside of the image
+            raise InputError(f"an outline reaches to {np.abs(points).max()}; expected pixels of its image")
+        cv2.fillPoly(made, [np.rint(points).astype(np.int32)], 1)
     return made.astype(np.bool_)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from camscope.batch import Run
-from camscope.batch.query import Pieces, Query, images_of, open_parts, reading_parts
+from camscope.batch.query import Pieces, Query, images_of, open_parts, read_rows
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -128,9 +128,7 @@ class Measures:
         store = Store(self.folder)
         parts = [str(store.path_of(chunk)) for chunk in sorted(store.finished())]
         rows = open_parts(parts)
-        places = None if where is None else Query(where).places(rows)
-        with reading_parts():
-            return rows.to_table() if places is None else Pieces(rows).take(places)
+        return read_rows(rows) if where is None else Pieces(rows).take(Query(where).places(rows))
 
 
 def _write(
@@ -143,7 +141,7 @@ def _write(
     for chunk in todo:
         rows = open_parts([str(parts.path_of(chunk))])
         each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
-        whole = rows.to_table() if any(number not in there for number, _, _ in each) else None
+        whole = read_rows(rows) if any(number not in there for number, _, _ in each) else None
         for number, places, images in each:
             if number not in there and whole is not None:
                 found: list[Row] = []
@@ -165,7 +163,7 @@ def _parts(run: Run, chunk: int, rows: Any, most: int | None) -> Iterator[tuple[
     `most`: images of a part, where the model is asked and each takes long; None: all of the chunk.
     """
     each, size = _images(run, chunk), int(run.facts["made_with"]["chunk"])
-    images = np.asarray(rows.to_table(columns=["row"])["row"])
+    images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of an image
     for n, first in enumerate(range(0, each, most or each)):
         last = min(first + (most or each), len(ends) - 1)
