@@ -193,6 +193,7 @@ def test_a_column_name_that_is_no_utf8_is_one_error(tmp_path, parquet):
 
 CHANGES = [
     lambda facts: facts.pop("versions"),
+    lambda facts: facts["versions"].pop("torch"),
     lambda facts: facts.update(categories={}),
     lambda facts: facts.update(root=None),
     lambda facts: facts["made_with"].update(chunk=0),
@@ -210,7 +211,12 @@ def test_a_run_json_that_lacks_something_is_named_at_once(tmp_path, parquet, cha
         "model": {"source": "net", "digest": "0"}, "methods": {}, "targets": [None], "manifest": {"rows": 1, "dataset": None},
         "chunk": 1,
     }  # fmt: skip
-    facts = {"made_with": made, "root": {"folder": "", "confined": False}, "versions": {"torch": "2"}, "categories": []}
+    facts = {
+        "made_with": made,
+        "root": {"folder": "", "confined": False},
+        "versions": {"camscope": "1", "torch": "2"},
+        "categories": [],
+    }
     (tmp_path / "run.json").write_text(json.dumps(facts))
     repr(Run(tmp_path))
     change(facts)

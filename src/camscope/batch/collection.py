@@ -251,7 +251,7 @@ def _rules(facts: Mapping[str, Any]) -> dict[str, bool]:
         and isinstance(root.get("folder"), str)
         and isinstance(root.get("confined"), bool),
         "versions": _is_table(facts.get("versions"))
-        and all(isinstance(one, str) for one in facts["versions"].values()),
+        and all(isinstance(facts["versions"].get(name), str) for name in ("camscope", "torch")),
         "categories": isinstance(facts.get("categories"), list)
         and all(isinstance(one, str) for one in facts["categories"]),
     }
