@@ -7,23 +7,16 @@ A scan, or one error of camscope's own, is right. Anything else, more than two s
 program with 1.
 """
 
-import argparse
-import collections
-import faulthandler
 import gzip
-import resource
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from camscope.errors import CamscopeError
+from benchmarks.fuzzing import DAMAGE, Mutation, Outcome, options, outcome, run
 from camscope.images.scans import read_scan
 
-SECONDS, MEGABYTES = 2.0, 256
 DICOM = (
     *(
         "CT_small.dcm",
@@ -54,23 +47,6 @@ TAGS = (0x0002, 0x0004, 0x0006, 0x0008, 0x0010, 0x0011, 0x0100, 0x0101, 0x0102, 
 NUMBERS = (0, 1, 2, 3, 7, 8, 16, 17, 32, 64, 255, 256, 4096, 32767, 32768, 65535)
 FLOATS = (0, -1, 1, 3, 1e30, -1e30, np.nan, np.inf, 352, 1e-40)
 WHOLE = (0, -1, 1, 2, 3, 4, 7, 8, 16, 32, 64, 127, 128, 256, 512, 1024, 1536, 2304, 32767, -32768)
-Mutation = Callable[[bytearray, np.random.Generator], bytes]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one file."""
-
-    kind: str
-    mutation: str
-    result: str
-    seconds: float
-    megabytes: float
-
-    @property
-    def bad(self) -> bool:
-        """Whether it is what may not be."""
-        return self.result.startswith("!") or self.seconds > SECONDS or self.megabytes > MEGABYTES
 
 
 def samples() -> dict[str, bytes]:
@@ -98,54 +74,14 @@ def mutated(count: int, seed: int) -> Iterator[tuple[str, str, bytes]]:
 def read(name: str, mutation: str, data: bytes) -> Outcome:
     """One file, read."""
     kind = "NIfTI" if ".nii" in name else "DICOM"
-    before, begin = _peak(), time.perf_counter()
-    try:
+
+    def scanned() -> str:
         scan = read_scan(data, frame=0 if kind == "NIfTI" else None)  # some NIfTI files have four axes
         np.isfinite(scan.values[0].astype(np.float32)).all()
         repr(scan)
-        result = "scan, flagged" if scan.flags else "scan"
-    except CamscopeError as error:
-        result = "damaged" if "damaged" in str(error) else "refused"
-    except Exception as error:
-        result = f"!{type(error).__name__}: {error}"
-    return Outcome(kind, mutation, result, time.perf_counter() - begin, _peak() - before)
+        return "scan, flagged" if scan.flags else "scan"
 
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _flipped(data: bytearray, rng: np.random.Generator) -> bytes:
-    for at in rng.integers(len(data), size=rng.integers(1, 17)):
-        data[at] ^= 1 << rng.integers(8)
-    return bytes(data)
-
-
-def _flipped_header(data: bytearray, rng: np.random.Generator) -> bytes:
-    for at in rng.integers(min(len(data), 3000), size=rng.integers(1, 9)):
-        data[at] = rng.integers(256)
-    return bytes(data)
-
-
-def _cut(data: bytearray, rng: np.random.Generator) -> bytes:
-    return bytes(data[: max(1, int(rng.integers(len(data))))])
-
-
-def _without_a_block(data: bytearray, rng: np.random.Generator) -> bytes:
-    at = rng.integers(len(data))
-    del data[at : at + rng.integers(1, 600)]
-    return bytes(data) or b"\0"
-
-
-def _doubled_block(data: bytearray, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data)))
-    return bytes(data[:at] + data[max(0, at - 200) :])
-
-
-def _zeroed(data: bytearray, rng: np.random.Generator) -> bytes:
-    at, length = int(rng.integers(len(data))), int(rng.integers(1, 300))
-    data[at : at + length] = bytes(len(data[at : at + length]))
-    return bytes(data)
+    return outcome(kind, mutation, scanned)
 
 
 def _lying_field(data: bytearray, rng: np.random.Generator) -> bytes:
@@ -193,45 +129,16 @@ def _lying_nifti(data: bytearray, rng: np.random.Generator) -> bytes:
     return header.tobytes() + bytes(data[kind.itemsize :])
 
 
-_DAMAGE: tuple[Mutation, ...] = (_flipped, _flipped_header, _cut, _without_a_block, _doubled_block, _zeroed)
-DICOM_MUTATIONS: tuple[Mutation, ...] = (*_DAMAGE, _lying_field, _lying_field, _lying_length)
-NIFTI_MUTATIONS: tuple[Mutation, ...] = (*_DAMAGE, _lying_nifti, _lying_nifti, _lying_nifti)
+DICOM_MUTATIONS: tuple[Mutation, ...] = (*DAMAGE, _lying_field, _lying_field, _lying_length)
+NIFTI_MUTATIONS: tuple[Mutation, ...] = (*DAMAGE, _lying_nifti, _lying_nifti, _lying_nifti)
 
 
 def main() -> int:
     """Print the table; 1 where a file did what none may."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trace", action="store_true", help="name each file before it is read, on stderr")
-    options = parser.parse_args()
-    faulthandler.enable()
+    given = options(__doc__, 2000)
     for data in samples().values():  # libraries are imported, and the memory that they take is theirs
         read("", "", data)
-    outcomes = []
-    for number, (name, mutation, data) in enumerate(mutated(options.count, options.seed)):
-        if options.trace:
-            print(number, name, mutation, file=sys.stderr, flush=True)
-        outcomes.append(read(name, mutation, data))
-        if outcomes[-1].bad:
-            print("BAD", number, name, outcomes[-1])
-    _print(outcomes)
-    return int(any(outcome.bad for outcome in outcomes))
-
-
-def _print(outcomes: list[Outcome]) -> None:
-    kinds = ("scan", "scan, flagged", "refused", "damaged")
-    print("| files | mutation | " + " | ".join(kinds) + " | other | slowest s | most MiB |")
-    print("|---|---" + "|---:" * (len(kinds) + 3) + "|")
-    for key in sorted({(one.kind, one.mutation) for one in outcomes}):
-        group = [one for one in outcomes if (one.kind, one.mutation) == key]
-        counts = collections.Counter(one.result for one in group)
-        other = len(group) - sum(counts[kind] for kind in kinds)
-        row = [*key, *(counts[kind] for kind in kinds), other]
-        row += [f"{max(one.seconds for one in group):.2f}", f"{max(one.megabytes for one in group):.0f}"]
-        print("| " + " | ".join(map(str, row)) + " |")
-    total = collections.Counter(one.result for one in outcomes)
-    print(f"{len(outcomes)} files: " + ", ".join(f"{total[kind]} {kind}" for kind in kinds))
+    return run(mutated(given.count, given.seed), read, trace=given.trace)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ FLOORS = {
     **dict.fromkeys(
         ["structure", "signatures", "files", "cards", "labels"], 0.5
     ),  # the mezzanine: what several rooms of the first floor need
+    "data_files": 0.75,
     **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
     "layout_probe": 1.5,  # hooks to layers
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),

@@ -192,6 +192,22 @@ def test_a_photograph_that_lies_on_its_side_is_reduced_upright():
     assert (asked, size, pixels.shape) == ([(520, 400)], (520, 400), (130, 100, 3))
 
 
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "MPO", "TIFF", "PNG", "WEBP"])
+def test_reduced_decoding_reports_the_size_that_whole_decoding_has(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image, stream = Image.open(io.BytesIO(photograph((96, 160)))), io.BytesIO()
+    image.save(stream, kind, exif=exif)
+    whole = read_photo(stream.getvalue()).pixels
+    pixels, size = read_reduced(stream.getvalue(), lambda size: (size[0] // 4, size[1] // 4))
+    assert size == whole.shape[:2]
+    step = size[0] // pixels.shape[0]  # 4 of a JPEG, 1 of all others
+    assert (step, pixels.shape[:2]) == (4 if kind in ("JPEG", "MPO") else 1, (size[0] // step, size[1] // step))
+    blocks = whole.reshape(pixels.shape[0], step, pixels.shape[1], step, 3).mean((1, 3))
+    assert abs(blocks - pixels).mean() < 4  # the same picture, not turned
+
+
 def test_reduced_decoding_keeps_the_place_and_nearly_the_map(model, tmp_path):
     (tmp_path / "one.jpg").write_bytes(photograph((1600, 2000)))
     tool = GradCAM(model)

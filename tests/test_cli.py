@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it writes, what it says, and how it ends."""
 
+import io
 import json
 import os
 import shlex
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.cli import app, base, demo
+from camscope.cli.encoding import print_anywhere
 from camscope.cli.paths import images_of, stem_of
 from camscope.cli.settings import settable, settings
 from camscope.explainers import METHODS, GradCAM
@@ -486,6 +489,47 @@ def test_names_from_outside_are_shown_as_they_are_and_steer_nothing(here):
     assert "[bold]:cat:\N{REPLACEMENT CHARACTER}[31m.png" in result.stdout
     assert "\x1b" not in result.output
     assert written()[0].endswith("-bold-cat-31m.png")
+
+
+@pytest.mark.parametrize("charset", ["ascii", "cp1252", "cp437", "utf-8"])
+@pytest.mark.parametrize(
+    "words", [["methods"], ["layers", "phantom"], ["--help"], ["explain", "nodule ✓….png"]], ids=" ".join
+)
+def test_every_encoding_of_the_terminal_can_be_printed_to(here, words, charset):
+    Path("nodule ✓….png").write_bytes(Path("nodule.png").read_bytes())
+    result = CliRunner(charset=charset).invoke(app, words)
+    assert result.exit_code == 0, result.output
+    words = result.stdout_bytes.decode(charset)
+    assert "\\u" not in words
+    if "nodule" in words:
+        assert ("nodule ✓…" if charset == "utf-8" else "nodule +") in words
+
+
+def test_help_is_printed_by_a_process_without_utf8():
+    plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "camscope", "explain", "--help"]
+    env = {**os.environ, "PYTHONPATH": str(SRC), **plain}
+    done = subprocess.run(command, capture_output=True, env=env, timeout=600)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"cpu, cuda, cuda:1, mps ..." in b" ".join(done.stdout.replace(b"|", b" ").split())
+
+
+def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch):
+    for errors, expected in (("backslashreplace", b"\\u2713"), ("strict", b"+")):
+        stream = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, "ascii", errors))
+        print_anywhere()
+        sys.stdout.write("✓")
+        sys.stdout.flush()
+        assert stream.getvalue().strip() == expected
+
+
+def test_a_spinner_shows_brackets_as_they_are(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, markup=False)
+    monkeypatch.setattr(base, "out", lambda: console)
+    with base.working("loading a[/b].py [bold]net"):
+        pass
+    assert "loading a[/b].py [bold]net" in console.file.getvalue()
 
 
 # What is written where

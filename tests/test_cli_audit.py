@@ -69,6 +69,13 @@ def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path
     assert asked("verify", str(folder / "audit")).exit_code == 0
 
 
+@pytest.mark.parametrize("charset", ["cp1252", "ascii"])
+def test_a_sound_audit_is_verified_whatever_the_encoding_of_the_terminal_is(made, charset):
+    told = CliRunner(charset=charset).invoke(app, ["audit", "verify", str(made[1])])
+    assert told.exit_code == 0, told.output
+    assert "+ provenance.json" in told.stdout_bytes.decode(charset)
+
+
 def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
     told = asked("verify", str(made[1]), "--config", str(study / "audit.toml"), "--rows", "2")
     assert told.exit_code == 0, told.output

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -256,6 +257,21 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
     assert by_site[0].estimate.groups == 2
     with pytest.raises(InputError, match="no column 'patient' to group by"):
         summarised(pa.Table.from_pylist(made), "patient")
+
+
+@pytest.mark.parametrize("name", [r"\$5 $\\frac{", "$x_1$", "a_b^c {", r"$\undefined$ 100 %"])
+def test_a_class_name_is_drawn_as_it_is_not_as_a_formula(name):
+    matplotlib = pytest.importorskip("matplotlib")
+    rows = [
+        {"row": n, "method": name, "layer": name, "parameters": None, "target": "0", "control": False,
+         "metric": "enrichment", "value": 1.0 + n} for n in range(6)
+    ]  # fmt: skip
+    (lines,) = summarised(pa.Table.from_pylist(rows)).values()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters stay letters
+        svg = drawn({"enrichment": lines}, ".svg", title=name).decode()
+    root = ElementTree.fromstring(svg)
+    texts = ["".join(one.itertext()).strip() for one in root.iter() if one.tag.endswith("text")]
+    assert texts.count(name) == 2  # the title, and the row of the method
 
 
 def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():

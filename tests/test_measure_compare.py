@@ -321,6 +321,16 @@ def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     assert "the same maps here" in shown
 
 
+def test_no_text_of_the_figure_is_read_as_a_formula(found):
+    matplotlib = pytest.importorskip("matplotlib")
+    text = pytest.importorskip("matplotlib.text").Text
+    with matplotlib.rc_context({"text.usetex": True}):  # as somebody may have set it
+        figure = found.figure()
+    texts = [one for one in figure.findobj(text) if one.get_text()]
+    assert len(texts) > 10
+    assert not any(one.get_parse_math() or one.get_usetex() for one in texts)
+
+
 # --- images first
 
 

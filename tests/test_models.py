@@ -159,6 +159,50 @@ def test_a_file_from_before_batchnorm_counted_batches_loads():
         load_strictly(net(), state, "old.pt")
 
 
+def changed(state, name, value):
+    return {**state, name: value}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: {name: value for name, value in state.items() if name != "4.bias"},
+        lambda state: changed(state, "5.extra", torch.zeros(1)),
+        lambda state: changed(state, "4.bias", torch.zeros(7)),
+        lambda state: changed(state, "4.bias", torch.zeros(2, dtype=torch.int64)),
+        lambda state: changed(state, "4.bias", torch.zeros(2, dtype=torch.complex64)),
+        lambda state: changed(state, "4.bias", "text"),
+    ],
+    ids=["missing", "unexpected", "shape", "integers", "complex", "no tensor"],
+)
+def test_a_checkpoint_that_is_refused_leaves_the_model_as_it_was(damage):
+    model = net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = list(map(id, model.parameters()))
+    with pytest.raises(WeightsError):
+        load_strictly(model, damage({name: value + 1 for name, value in before.items()}), "w.pt")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert list(map(id, model.parameters())) == parameters
+
+
+def test_a_load_hook_that_raises_leaves_the_model_as_it_was():
+    class Hooked(nn.Linear):
+        def _load_from_state_dict(self, *args):
+            self.weight = nn.Parameter(torch.ones(2, 2))
+            raise KeyError("lookup table")
+
+    model = nn.Sequential(nn.Linear(2, 2), Hooked(2, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(WeightsError, match=r"w\.pt does not load into Sequential: .*lookup table"):
+        load_strictly(model, {name: value + 1 for name, value in before.items()}, "w.pt")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_without_shapes_yet_is_refused_with_advice():
+    with pytest.raises(WeightsError, match=r"Sequential has no shape yet for 0\.weight, 0\.bias: call it once"):
+        load_strictly(nn.Sequential(nn.LazyLinear(3)), {"0.weight": torch.zeros(3, 2)}, "w.pt")
+
+
 # --- torchvision
 
 

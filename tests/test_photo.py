@@ -1,5 +1,6 @@
 """Photographs of every kind: known pixels in, the same pixels out, or one error that names the file."""
 
+import io
 import threading
 import warnings
 
@@ -10,6 +11,7 @@ from PIL import Image, ImageFile
 
 from camscope.errors import ImageError
 from camscope.images.photo import read_photo
+from camscope.images.scans import read_scan
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
 GREY = RGB[..., 0]
@@ -175,3 +177,53 @@ def test_pillows_warning_stays_inside_also_with_threads(tmp_path, monkeypatch):
 def test_what_is_no_picture_is_told_what_to_be(source, says):
     with pytest.raises(ImageError, match=says):
         read_photo(source)
+
+
+# --- damage inside of a TIFF
+
+
+def striped(mode, compression, **options):
+    """A TIFF of some strips with its bytes, the offsets of its strips, and their lengths."""
+    smooth = np.add.outer(np.arange(96), 2 * np.arange(64))
+    image = Image.fromarray((smooth % 256).astype(np.uint8)).convert(mode)
+    stream = io.BytesIO()
+    image.save(stream, "TIFF", compression=compression, strip_size=64 * 16, **options)
+    with Image.open(io.BytesIO(stream.getvalue())) as opened:
+        return bytearray(stream.getvalue()), opened.tag_v2[273], opened.tag_v2[279], image
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_jpeg_in_a_tiff_that_is_cut_off_is_damaged(mode, which):
+    data, starts, lengths, image = striped(mode, "jpeg", quality=95)
+    assert len(starts) > 1
+    assert abs(read_photo(bytes(data)).pixels.astype(int) - np.asarray(image.convert("RGB"))).mean() < 4
+    half, end = starts[which] + lengths[which] // 2, starts[which] + lengths[which]
+    data[half:end] = bytes(end - half)
+    with pytest.raises(ImageError, match="damaged: a strip of the TIFF is cut off"):
+        read_photo(bytes(data))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "I;16"])
+def test_a_deflated_strip_of_a_tiff_has_its_checksum_compared(mode):
+    data, starts, lengths, _ = striped(mode, "tiff_adobe_deflate")
+    read_photo(bytes(data))
+    data[starts[0] + lengths[0] - 1] ^= 1  # of the checksum itself: the pixels are whole
+    for read in (read_photo, read_scan):
+        with pytest.raises(ImageError, match="damaged: a strip of the TIFF"):
+            read(bytes(data))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {}), ("WEBP", {"lossless": True}), ("GIF", {}),
+     ("BMP", {}), ("PPM", {}), ("TGA", {}), ("JPEG2000", {}), ("MPO", {}), ("TIFF", {}), ("TIFF", {"compression": "jpeg"}),
+     ("TIFF", {"compression": "tiff_lzw"}), ("TIFF", {"compression": "tiff_deflate"}), ("TIFF", {"compression": "packbits"})],
+)  # fmt: skip
+def test_a_file_of_any_format_that_is_cut_off_is_damaged(kind, options, share):
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    Image.fromarray(noise).save(stream, kind, **options)
+    with pytest.raises(ImageError):
+        read_photo(stream.getvalue()[: int(share * len(stream.getvalue()))])

@@ -8,11 +8,13 @@ import pytest
 import torch
 import torchvision.transforms as T
 import torchvision.transforms.functional as TF
-from PIL import Image
+from PIL import Image, ImageFilter, ImageOps
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification, SemanticSegmentation
 
-from camscope.errors import PreprocessError
+from camscope.errors import GeometryError, PreprocessError
+from camscope.explainers import GradCAM
+from camscope.images.placement_check import ignores_content
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.images.probe import Probed
 
@@ -261,6 +263,135 @@ def test_a_crop_that_follows_the_content_has_no_known_placement(ground):
     tensor, placement = Probed(cropping)(photo)
     assert tensor.shape == (3, 64, 64)
     assert placement is None
+
+
+def boxed(image, mask):
+    """The image, cropped to a mask; the whole image where the mask is empty."""
+    rows, columns = np.nonzero(mask)
+    return image.crop((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)) if len(rows) else image
+
+
+def saturated(image):
+    return boxed(image, np.asarray(image.convert("HSV"))[..., 1] > 100)
+
+
+def red(image):
+    levels = np.asarray(image).astype(int)
+    return boxed(image, levels[..., 0] - levels[..., 1] > 100)
+
+
+def turned_to_the_right(image):
+    """As a breast is flipped to one side: what is coloured comes to the right."""
+    left, right = np.array_split(np.ptp(np.asarray(image), axis=2), 2, 1)
+    return TF.hflip(image) if left.mean() > right.mean() + 5 else image
+
+
+def centred(image):
+    """Moved so that the saturated region is in the middle."""
+    pixels = np.asarray(image)
+    rows, columns = np.nonzero(np.ptp(pixels, axis=2) > 100)
+    if not len(rows):
+        return image
+    way = pixels.shape[0] // 2 - int(rows.mean()), pixels.shape[1] // 2 - int(columns.mean())
+    return Image.fromarray(np.roll(pixels, way, (0, 1)))
+
+
+def small_object(image):
+    """Cropped to an object that covers a small part of the image."""
+    mask = np.abs(np.asarray(image.convert("L")).astype(int) - 235) > 60
+    return boxed(image, mask) if 0 < mask.mean() < 0.15 else image
+
+
+def sharp_edges(image):
+    slopes = np.hypot(*np.gradient(np.asarray(image.convert("L")).astype(float)))
+    return boxed(image, slopes > 40) if 0 < (slopes > 40).mean() < 0.1 else image
+
+
+def tissue():
+    """(H,W,3): a slide with a region of tissue, and a spot in it."""
+    pixels = np.full((96, 160, 3), 235, np.uint8)
+    pixels[30:62, 20:70] = (200, 60, 120)
+    pixels[36:42, 50:56] = (255, 30, 90)
+    return pixels
+
+
+FOLLOWING = [saturated, red, turned_to_the_right, centred, small_object, sharp_edges]
+
+
+@pytest.mark.parametrize("side", [64, 224])
+@pytest.mark.parametrize("following", FOLLOWING, ids=lambda one: one.__name__)
+def test_what_follows_the_content_has_no_known_placement_on_an_image_with_that_content(following, side):
+    probed = Probed(lambda image: T.ToTensor()(TF.resize(following(image), [side, side])))
+    photo = tissue()
+    moved = np.asarray(following(Image.fromarray(photo)))
+    assert moved.shape != photo.shape or not np.array_equal(moved, photo)
+    assert probed(photo)[1] is None
+    assert probed(np.full_like(photo, 200))[1] == probed.placement((96, 160))  # nothing to follow: the whole image
+
+
+PLACED = {
+    "gamma": lambda image: T.ToTensor()(image) ** 2.2,
+    "contrast of its own": lambda image: T.ToTensor()(ImageOps.autocontrast(image)),
+    "HSV": lambda image: T.ToTensor()(image.convert("HSV")),
+    "negative": lambda image: 1 - T.ToTensor()(image),
+    "median": lambda image: T.ToTensor()(image.filter(ImageFilter.MedianFilter(3))),
+    "padding": lambda image: T.ToTensor()(ImageOps.pad(image, (120, 120))),
+    "middle": lambda image: T.ToTensor()(TF.center_crop(image, [40, 50])),
+    "tilt": lambda image: T.ToTensor()(TF.rotate(image, 15, InterpolationMode.BILINEAR)),
+}
+CONTENT = {
+    "tissue": tissue(),
+    "black": np.zeros((96, 160, 3), np.uint8),
+    "white": np.full((96, 160, 3), 255, np.uint8),
+    "red": np.full((96, 160, 3), (255, 0, 0), np.uint8),
+    "noise": np.random.default_rng(3).integers(0, 256, (96, 160, 3)).astype(np.uint8),
+    "small": np.random.default_rng(4).integers(90, 99, (28, 28, 3)).astype(np.uint8),
+}
+
+
+@pytest.mark.parametrize("content", CONTENT)
+@pytest.mark.parametrize("name", PLACED)
+def test_what_does_not_follow_the_content_keeps_its_placement(name, content):
+    photo = CONTENT[content]
+    probed = Probed(PLACED[name])
+    assert probed(photo)[1] == probed.placement(photo.shape[:2]) is not None
+
+
+@pytest.mark.parametrize(("share", "noticed"), [(0.0, False), (0.03, True), (0.1, True), (0.5, True)])
+def test_a_shift_of_a_single_image_by_three_percent_is_noticed(share, noticed):
+    photo = CONTENT["noise"]
+
+    def shifted(image):
+        pixels = np.asarray(image)
+        close = np.abs(pixels.astype(int) - photo).mean() < 20
+        return T.ToTensor()(TF.resize(Image.fromarray(np.roll(pixels, round(160 * share) * close, 1)), [224, 224]))
+
+    assert (Probed(shifted)(photo)[1] is None) == noticed
+
+
+def test_transforms_that_cannot_look_at_the_content_are_not_run_twice():
+    calls = []
+    usual = T.Compose([T.Resize(32), T.CenterCrop(32), T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)])
+    assert ignores_content(usual)
+    assert not ignores_content(T.Compose([usual, T.Lambda(lambda x: x)]))
+    assert not ignores_content(T.Compose([type("Resize", (T.Resize,), {"__module__": "mine"})(32), T.ToTensor()]))
+    probed = Probed(T.Compose([lambda image: calls.append(1) or image, usual]))
+    photo = CONTENT["noise"]
+    assert probed(photo)[1] is not None
+    measured = len(calls)
+    assert probed(photo)[1] is not None
+    assert len(calls) == measured + 2  # the image, and the image with squares
+
+
+def test_an_explanation_says_that_the_place_is_unknown():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    one = GradCAM(model, "0", preprocess=lambda image: T.ToTensor()(saturated(image).resize((64, 64)))).explain(
+        tissue(), 0
+    )
+    assert one.placement is None
+    assert "placement unknown" in one.notes[-1]
+    with pytest.raises(GeometryError):
+        one.heatmap("image")
 
 
 # ---- values in, values out, errors

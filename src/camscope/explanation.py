@@ -2,9 +2,8 @@
 
 import html
 import json
+import math
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import render
+from camscope.data_files import MAX_ARRAYS, one_error, read_json, read_npz
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.files import write_bytes
 from camscope.geometry import Placement
@@ -25,6 +25,7 @@ Scale = render.Scale | Literal["auto"] | None
 AUTO: Literal["auto"] = "auto"
 
 ARRAYS = ("heat", "error", "image", "seen")  # of an explanation; all else of it is words and numbers
+MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
 OK = "ok"
 MEANING = {
     "no_positive_evidence": "nothing in the map is positive: no evidence for this target at this layer",
@@ -376,20 +377,20 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Explanation":
-        """Read what `save` wrote as `.npz` or `.json`; nothing is unpickled."""
-        try:
+    def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAYS) -> "Explanation":
+        """Read what `save` wrote as `.npz` or `.json`; nothing is unpickled.
+
+        `max_bytes`: of the arrays of a `.npz` file; one that declares more is an InputError before any of it is read.
+        """
+        with one_error(f"{path} is not an explanation that save() wrote as .npz or .json", own=True):
             if Path(path).suffix.lower() == ".json":
-                facts = json.loads(Path(path).read_text())
-                arrays = {key: np.asarray(facts.pop(key), facts["dtype"]) for key in ("heat", "error") if key in facts}
-                return _from_facts(facts, **arrays)
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays = {key: stored[key] for key in ARRAYS if key in stored}
-                return _from_facts(json.loads(str(stored["facts"])), **arrays)
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path} is not an explanation that save() wrote as .npz or .json") from error
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+                facts = read_json(path)
+                kind = np.dtype(facts["dtype"])
+                arrays = {key: _numbers(facts.pop(key), kind) for key in ("heat", "error") if key in facts}
+            else:
+                arrays = read_npz(path, (*ARRAYS, "facts"), max_bytes)
+                facts = json.loads(str(arrays.pop("facts")))
+            return _from_facts(facts, **arrays)
 
     def marked(self, height: int | None = None) -> Pixels:
         """(H,W,3): the overlay, `height` rows of it; under a flagged one there is a strip that says so."""
@@ -500,15 +501,70 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
     return [(-most if signed else 0.0, most) if (most := largest[key]) > 0 else "max" for key in keys]
 
 
+def _numbers(values: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    if kind.kind != "f":  # a word of 2 GB, for one
+        raise TypeError(f"a map of {kind}; expected floats")
+    return np.asarray(values, kind)
+
+
 def _from_facts(facts: dict[str, Any], heat: Floats, error: Floats | None = None, **pictures: Pixels) -> Explanation:
     facts.pop("dtype", None)
-    if heat.dtype.kind != "f" or heat.ndim == 0:
-        raise TypeError(f"its heat is {heat.dtype} {heat.shape}, not a map of floats")
-    if error is not None and (error.dtype.kind != "f" or error.shape != heat.shape):
-        raise TypeError(f"its error is {error.dtype} {error.shape}, not of the map's {heat.shape}")
     facts["top"] = tuple(ClassScore(**one) for one in facts["top"])
     facts["placement"] = Placement.from_dict(facts["placement"]) if facts["placement"] else None
     facts["input_size"], facts["notes"] = tuple(facts["input_size"]), tuple(facts["notes"])
     facts["steps"] = tuple(facts.get("steps", ()))
     facts["world"] = None if facts.get("world") is None else np.asarray(facts["world"], np.float64).reshape(4, 4)
-    return Explanation(heat=heat, error=error, **{**facts, **pictures})
+    return checked(Explanation(heat=heat, error=error, **{**facts, **pictures}))
+
+
+def checked(one: Explanation) -> Explanation:
+    """The explanation, read from a file; InputError where a field is not what it should be.
+
+    Sizes have a limit, for arrays of these sizes are made when the map is drawn.
+    """
+    axes, place = one.heat.ndim, one.placement
+    sizes = [one.input_size] if place is None else [one.input_size, place.input_size, place.image_size]
+    cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
+    rules = {
+        "heat": one.heat.dtype.kind == "f" and axes > 0 and one.heat.size > 0,
+        "error": one.error is None or (one.error.dtype.kind == "f" and one.error.shape == one.heat.shape),
+        "input_size": 0 < cells <= MAX_CELLS and len(one.input_size) == axes,
+        "placement": place is None or place.input_size == one.input_size,
+        "image": one.image is None
+        or _is_picture(one.image, one.image.shape[:axes] if place is None else place.image_size),
+        "seen": one.seen is None or _is_picture(one.seen, one.input_size),
+        "world": one.world is None or (one.world.shape == (4, 4) and bool(np.isfinite(one.world).all())),
+        "target": _is_int(one.target) or one.target is None,
+        "score": _is_number(one.score),
+        "probability": _is_number(one.probability) or one.probability is None,
+        "status": one.status == OK or one.status in MEANING,
+        "layer": isinstance(one.layer, str | None),
+        "layout": isinstance(one.layout, str | None),
+        **{name: isinstance(getattr(one, name), str) for name in ("method", "label", "name", "model")},
+        **{name: all(isinstance(word, str) for word in getattr(one, name)) for name in ("notes", "steps")},
+        "top": all(_is_int(each.index) and isinstance(each.label, str) and _is_number(each.score) for each in one.top),
+        "measures": isinstance(one.measures, Mapping) and all(map(_is_number, one.measures.values())),
+        "parameters": isinstance(one.parameters, Mapping),
+        "versions": isinstance(one.versions, Mapping),
+    }
+    if wrong := [name for name, holds in rules.items() if not holds]:
+        raise InputError(f"{', '.join(wrong)}: not what an explanation has there")
+    return one
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, tuple) and 0 < len(size) <= MAX_AXES and all(_is_int(side) and side > 0 for side in size)
+
+
+def _is_picture(pixels: npt.NDArray[Any], size: tuple[int, ...]) -> bool:
+    """Whether it is (*size,3), or what a signal or a grey volume has instead."""
+    known = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
+    return pixels.dtype == np.uint8 and pixels.size > 0 and known

@@ -1,6 +1,5 @@
 """alike: whether two audits were made alike, so that what differs between them is the model's doing."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from camscope.audit import provenance
 from camscope.audit.audited import AuditRun
 from camscope.audit.config import Config
 from camscope.audit.digesting import others
+from camscope.data_files import one_error, read_json
 from camscope.errors import InputError
 
 MADE_BY = (
@@ -65,11 +65,11 @@ def expect_alike(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
 
 
 def _provenance(run: AuditRun) -> Facts:
-    try:
-        known: Facts = json.loads((run.folder / provenance.FILE).read_bytes())
-        known["rows"], known["masks"], known["config"], known["code"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{run.folder}: its {provenance.FILE} is missing, or none: start the audit again") from error
+    with one_error(f"{run.folder}: its {provenance.FILE} is missing, or none; start the audit again"):
+        known: Facts = read_json(run.folder / provenance.FILE)
+        known["masks"], known["code"]
+        if not isinstance(known["rows"], Mapping) or not isinstance(known["config"], Mapping):
+            raise TypeError("its rows and its config are tables")
     return known
 
 

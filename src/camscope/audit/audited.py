@@ -30,6 +30,7 @@ from camscope.audit.stages.report import report
 from camscope.audit.subject import Subject
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
+from camscope.data_files import read_parquet
 from camscope.errors import InputError
 from camscope.files import expect_regular_files, held_alone, write_bytes
 
@@ -111,11 +112,11 @@ class AuditRun:
 
     def predictions(self) -> "pa.Table":
         """row, id, error; of each finding truth, log odds and probability; features."""
-        return arrow("parquet").read_table(self.folder / "predictions.parquet")
+        return read_parquet(self.folder / "predictions.parquet")
 
     def metrics(self) -> "pa.Table":
         """Every value of every map: stage, row, id, finding, method, layer, control, metric, fill, value, reason."""
-        return arrow("parquet").read_table(self.folder / writing.METRICS)
+        return read_parquet(self.folder / writing.METRICS)
 
     def interventions(self) -> "pa.Table":
         """Every changed image: row, id, finding, region, kind, fill, log odds `without` the region and `with_it`.

@@ -17,6 +17,7 @@ from camscope.audit.numbers import number
 from camscope.audit.repeating import Agreement, agreements
 from camscope.audit.schema import Number, Verdict
 from camscope.batch.manifest import arrow
+from camscope.data_files import read_parquet
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS, Estimate
 from camscope.metrics.statistics import PRECISION, REPLICATES, STUDENT, difference, numbered, simultaneous, student
@@ -242,7 +243,7 @@ def _moves(run: AuditRun, finding: str) -> dict[str, dict[str, float]]:
         return {}
     spread = next(one.spread for one in run.summary.predict.findings if one.finding == finding)
     found: dict[str, dict[str, list[float]]] = {}
-    for row in arrow("parquet").read_table(place).to_pylist():
+    for row in read_parquet(place).to_pylist():
         if row["finding"] == finding and spread > 0:
             gap = (row["with_it"] - row["without"]) / spread
             name = f"{row['kind']} {row['region']}"

@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import json
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import (
 )
 
 from camscope.batch.sources import LIBRARIES
+from camscope.data_files import one_error, parse_toml, read_toml
 from camscope.errors import InputError
 from camscope.explainers.base import kind_of
 
@@ -250,22 +250,19 @@ class Config(_Part):
         if isinstance(source, Mapping):
             return cls._checked(source, "the config")
         path = Path(source)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise InputError(f"{path}: there is no such file; camscope audit init writes one") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: this is no TOML file: {error}") from error
-        return cls.parsed(text, path.parent, str(path))
+        if not path.exists():
+            raise InputError(f"{path}: there is no such file; camscope audit init writes one")
+        return cls._located(read_toml(path), path.parent, str(path))
 
     @classmethod
     def parsed(cls, text: str, folder: Path, name: str = "the config") -> "Config":
         """The text of a TOML file; paths in it are relative to `folder`. InputError for what is no config."""
-        try:
-            plain = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{name}: this is no TOML file: {error}") from error
-        return cls._checked(_placed(plain, folder), name)
+        return cls._located(parse_toml(text, f"{name}: this is no TOML file"), folder, name)
+
+    @classmethod
+    def _located(cls, plain: Mapping[str, Any], folder: Path, name: str) -> "Config":
+        with one_error(name):  # a word may be no path: it is too long, or has a zero in it
+            return cls._checked(_placed(plain, folder), name)
 
     @classmethod
     def _checked(cls, plain: Mapping[str, Any], name: str) -> "Config":

@@ -15,6 +15,7 @@ from camscope.audit.subject import THREADS, Subject
 from camscope.batch.locations import Locations
 from camscope.batch.manifest import arrow
 from camscope.batch.reading import sha256_of
+from camscope.data_files import read_parquet
 from camscope.errors import CamscopeError, MissingExtraError, UndefinedError
 from camscope.files import open_regular
 from camscope.measure.evidence import Coco, Column, Files, is_mask_path, mask_source
@@ -42,7 +43,7 @@ def of_content(path: Path) -> str:
     """Of what a file says, 64 hex digits: of a table its rows without times, whatever was compressed how."""
     if path.suffix != ".parquet":
         return of_bytes(path)
-    table = arrow("parquet").read_table(path)
+    table = read_parquet(path)
     kept = table.select([name for name in table.column_names if name not in TIMES]).combine_chunks()
     sink = arrow().BufferOutputStream()
     with arrow("ipc").new_stream(sink, kept.schema.remove_metadata()) as writer:

@@ -116,7 +116,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else ():
         try:
             found.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return [one for one in found if isinstance(one, dict)]
 

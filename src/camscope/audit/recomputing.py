@@ -71,7 +71,7 @@ def _near(odds: Any, before: Any) -> bool:
 
 
 def _maps(subject: Subject, rows: Sequence[int]) -> list[dict[str, Any]]:
-    table = subject.maps.dataset.to_table(filter=arrow("dataset").field("row").isin(list(rows)))
+    table = subject.maps.table(filter=arrow("dataset").field("row").isin(list(rows)))
     return sorted(as_dicts(table), key=lambda row: row["row"])
 
 

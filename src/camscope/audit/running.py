@@ -145,7 +145,7 @@ def _there(folder: Path, name: str, job: Job) -> Stage | None:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -21,6 +21,7 @@ from camscope.audit.verdicts import verdicts
 from camscope.audit.writing import GALLERY, METRICS, REPORT, SUMMARY, metrics
 from camscope.errors import CamscopeError, InputError
 
+UNREADABLE = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
 NAMED = 5  # images that are other ones
 DRAWN_BY = ("matplotlib", "jinja2")  # what a page looks like depends on these
 
@@ -74,7 +75,7 @@ def _known(written: bytes) -> dict[str, Any]:
     """What a provenance says; nothing, if it says nothing any more."""
     try:
         known = json.loads(written)
-    except ValueError:
+    except UNREADABLE:
         return {}
     return known if isinstance(known, dict) else {}
 
@@ -87,7 +88,7 @@ def _part(known: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _sealed(known: dict[str, Any], written: bytes) -> Checked:
     try:
         same = known.get("seal") == provenance.seal(known) and provenance.as_written(known) == written
-    except ValueError:  # a number that JSON does not have
+    except (*UNREADABLE, TypeError):  # a number that JSON does not have, names of unequal kinds
         same = False
     return Checked(provenance.FILE, same, "as it was written" if same else "it was changed")
 

@@ -13,13 +13,14 @@ import numpy as np
 from camscope.batch.locations import Locations
 from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow
 from camscope.batch.private import Places, privately
-from camscope.batch.query import Pieces, Query, as_dicts
+from camscope.batch.query import Pieces, Query, as_dicts, open_parts, read_rows, reading_parts
 from camscope.batch.reading import sha256_of
 from camscope.batch.rows import FAILED
 from camscope.batch.sources import LIBRARIES, manifest_of
-from camscope.batch.store import Store
+from camscope.batch.store import RUN, Store
+from camscope.data_files import one_error
 from camscope.errors import ImageError, InputError
-from camscope.explanation import Explanation, Pixels
+from camscope.explanation import Explanation, Pixels, checked
 from camscope.geometry import Placement
 from camscope.images.photo import read_photo
 from camscope.images.scan_pixels import grey
@@ -44,6 +45,10 @@ class Collection:
         facts = Store(folder).facts
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
+        if wrong := [name for name, holds in _rules(facts).items() if not holds]:
+            raise InputError(
+                f"{self.folder / RUN}: it is damaged: {', '.join(wrong)} is missing or not what a run has there"
+            )
         self.facts: dict[str, Any] = facts
 
     @property
@@ -52,14 +57,16 @@ class Collection:
         parts = [str(Store(self.folder).path_of(chunk)) for chunk in sorted(Store(self.folder).finished())]
         if not parts:
             raise InputError(f"{self.folder}: no part of the run is finished")
-        return arrow("dataset").dataset(parts, format="parquet")
+        return open_parts(parts)
 
     def __len__(self) -> int:
-        return int(self.dataset.count_rows())
+        rows = self.dataset
+        with reading_parts():
+            return int(rows.count_rows())
 
-    def table(self, columns: list[str] | None = None) -> "pa.Table":
-        """All rows, or some of their columns."""
-        return self.dataset.to_table(columns=columns)
+    def table(self, columns: list[str] | None = None, filter: Any = None) -> "pa.Table":
+        """All rows, or those for which an expression of PyArrow holds, or some of their columns."""
+        return read_rows(self.dataset, columns, filter)
 
     def query(
         self,
@@ -76,7 +83,9 @@ class Collection:
         rows = self.dataset
         if unknown := [name for name in columns or () if name not in rows.schema.names]:
             raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
-        return Pieces(rows).take(Query(where, sort, limit).places(rows), columns)
+        places = Query(where, sort, limit).places(rows)
+        with reading_parts():
+            return Pieces(rows).take(places, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
         """The maps; rows of images that failed have none."""
@@ -184,6 +193,10 @@ class Collection:
 
     def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
         """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
+        with one_error("a row of the run holds no map", quoting=not self.private, own=True):
+            return checked(self._explanation(row, image))
+
+    def _explanation(self, row: Mapping[str, Any], image: Pixels | None) -> Explanation:
         made = self.facts["made_with"]
         grid, size = tuple(row["grid"]), tuple(row["input_size"])
         placement = row["placement"]
@@ -226,7 +239,8 @@ class Collection:
     @property
     def failures(self) -> int:
         """Rows without a map."""
-        return int(self.dataset.count_rows(filter=arrow("dataset").field("status") == FAILED))
+        with reading_parts():
+            return int(self.dataset.count_rows(filter=arrow("dataset").field("status") == FAILED))
 
     @property
     def summary(self) -> dict[str, str]:
@@ -255,6 +269,39 @@ class Collection:
             for name, text in {"run": str(self.folder), **self.summary}.items()
         )
         return f"<table>{rows}</table>"
+
+
+def _rules(facts: Mapping[str, Any]) -> dict[str, bool]:
+    """What a run.json has, by name: whether this one has it."""
+    made, root = facts["made_with"], facts.get("root")
+    if not isinstance(made, Mapping):
+        return {"made_with": False}
+    model, manifest, targets = made.get("model"), made.get("manifest"), made.get("targets")
+    return {
+        "model": isinstance(model, Mapping) and all(isinstance(model.get(key), str) for key in ("source", "digest")),
+        "methods": isinstance(made.get("methods"), Mapping) and all(map(_is_table, made["methods"].values())),
+        "targets": isinstance(targets, list) and all(isinstance(one, str | None) for one in targets),
+        "manifest": isinstance(manifest, Mapping)
+        and _is_count(manifest.get("rows"))
+        and isinstance(manifest.get("dataset", 0), str | None),
+        "chunk": _is_count(made.get("chunk")) and made["chunk"] > 0,
+        "window": isinstance(made.get("window"), str | None),
+        "root": isinstance(root, Mapping)
+        and isinstance(root.get("folder"), str)
+        and isinstance(root.get("confined"), bool),
+        "versions": _is_table(facts.get("versions"))
+        and all(isinstance(facts["versions"].get(name), str) for name in ("camscope", "torch")),
+        "categories": isinstance(facts.get("categories"), list)
+        and all(isinstance(one, str) for one in facts["categories"]),
+    }
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def seen(source: Any, window: str | None = None) -> Pixels:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.batch.locations import Locations
+from camscope.data_files import one_error, read_parquet
 from camscope.errors import InputError, MissingExtraError
 from camscope.images.listing import images_of, is_medical
 from camscope.images.private import scan_name
@@ -135,12 +136,18 @@ def manifest_of_files(
 
 
 def _read(path: Path) -> "pa.Table":
-    csv, parquet = arrow("csv"), arrow("parquet")
+    arrow("csv")
     if not path.is_file():
         raise InputError(f"there is no such manifest: a file of {path.suffix} is named, and is not there")
+    with one_error(f"the manifest: this is no {path.suffix[1:].upper()} table", quoting=False):
+        return _table(path)
+
+
+def _table(path: Path) -> "pa.Table":
+    csv = arrow("csv")
     try:
         if path.suffix.lower() == ".parquet":
-            return parquet.read_table(path)
+            return read_parquet(path)
         words = dict.fromkeys(("path", "id", "target"), arrow().string())  # also where all of them are numbers
         return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=words, strings_can_be_null=True))
     except arrow().ArrowInvalid as error:
@@ -180,6 +187,11 @@ def numbered(table: "pa.Table", source: str, *, strict: bool = True) -> "pa.Tabl
 
     Not `strict`: rows without a path ("") and with the id of another stay, and columns that a result would need itself.
     """
+    with one_error(f"{source}: it cannot be read", quoting=False):  # a column's name may be no UTF-8
+        return _numbered(table, source, strict=strict)
+
+
+def _numbered(table: "pa.Table", source: str, *, strict: bool) -> "pa.Table":
     pa, compute = arrow(), arrow("compute")
     _check_columns(table.column_names, source, strict=strict)
     if not table.num_rows:

@@ -4,12 +4,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.manifest import arrow
+from camscope.data_files import FEW_VALUES, VALUES_PER_BYTE, check_parquet, one_error
 from camscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -60,7 +62,10 @@ class Query:
     def places(self, rows: "ds.Dataset") -> Places:
         """The rows' numbers in the run, in the order of `sort`. Only columns that the query names are read."""
         if self.where is None and self.sort is None:
-            count = int(rows.count_rows())
+            with reading_parts():
+                count = int(rows.count_rows())
+                if count > FEW_VALUES + VALUES_PER_BYTE * sum(Path(file).stat().st_size for file in rows.files):
+                    raise InputError(f"a part of the run claims {count:,} rows: it is damaged")
             return np.arange(count if self.limit is None else min(count, self.limit))
         with self._asked(rows, AT) as found:
             return np.asarray(found.fetchnumpy()[AT.strip('"')], np.int64)
@@ -75,7 +80,7 @@ class Query:
     def _asked(self, rows: "ds.Dataset", columns: str, *, all_of_them: bool = False) -> Iterator[Any]:
         """DuckDB's answer, while it is open."""
         duckdb = _duckdb()
-        with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
+        with reading_parts(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
             connection.register("run", rows)
             for lock in LOCKS:
                 connection.execute(lock)
@@ -111,9 +116,10 @@ class Pieces:
     """The rows of a run by their numbers: of the parts, and of these the groups, only those that hold any are read."""
 
     def __init__(self, rows: "ds.Dataset") -> None:
-        self._schema = rows.schema
-        self._pieces = [piece for part in rows.get_fragments() for piece in part.split_by_row_group()]
-        sizes = [sum(group.num_rows for group in piece.row_groups) for piece in self._pieces]
+        self._schema, self._sound = rows.schema, set[str]()
+        with reading_parts():
+            self._pieces = [piece for part in rows.get_fragments() for piece in part.split_by_row_group()]
+            sizes = [sum(group.num_rows for group in piece.row_groups) for piece in self._pieces]
         self._starts = np.cumsum([0, *sizes])
 
     def take(self, places: Places, columns: Sequence[str] | None = None) -> "pa.Table":
@@ -132,8 +138,32 @@ class Pieces:
             if len(own):
                 number = int(np.searchsorted(self._starts, own[0], side="right")) - 1
                 names = None if columns is None else list(columns)
-                table = self._pieces[number].to_table(schema=self._schema, columns=names)
-                yield table.take(own - self._starts[number])
+                path = self._pieces[number].path
+                with reading_parts(path):
+                    if path not in self._sound:
+                        check_parquet([path])
+                        self._sound.add(path)
+                    table = self._pieces[number].to_table(schema=self._schema, columns=names)
+                    chosen = table.take(own - self._starts[number])
+                yield chosen
+
+
+def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.Dataset":
+    """Files of rows as one dataset, of which nothing is read yet; an InputError where one is no Parquet file."""
+    with reading_parts():
+        return arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
+
+
+def read_rows(rows: "ds.Dataset", columns: Sequence[str] | None = None, matching: Any = None) -> "pa.Table":
+    """All rows of a dataset, or those for which an expression of PyArrow holds, or some of their columns."""
+    with reading_parts():
+        check_parquet(rows.files)
+        return rows.to_table(columns=None if columns is None else list(columns), filter=matching)
+
+
+def reading_parts(part: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
+    """Whatever Arrow raises of a part of a run that is damaged, as one error."""
+    return one_error(f"{part} cannot be read, and is made anew once it is removed", quoting=False)
 
 
 def by_image(rows: "ds.Dataset", places: Places) -> Iterator[list[dict[str, Any]]]:
@@ -150,8 +180,9 @@ def images_of(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
 
 def as_dicts(table: "pa.Table") -> list[dict[str, Any]]:
     """A table's rows; the maps stay arrays, for as Python's numbers they would be ten times as large."""
-    heats = [one.values for one in table["heat"]]
-    plain = table.drop_columns(["heat"]).to_pylist()
+    with reading_parts():
+        heats = [one.values for one in table["heat"]]
+        plain = table.drop_columns(["heat"]).to_pylist()
     return [
         {**row, "heat": None if heat is None else heat.to_numpy(zero_copy_only=False)}
         for row, heat in zip(plain, heats, strict=True)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import arrow
+from camscope.batch.query import open_parts, read_rows
 from camscope.batch.rows import FAILED
+from camscope.data_files import MAX_JSON, WORDS, one_error
 from camscope.errors import OutputError, RunError
 from camscope.files import (
     BUSY,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0  # seconds
 RUN, PARTS, OVERLAYS = "run.json", "parts", "overlays"
-MAX_RUN_JSON = 2**26  # bytes
 PART = re.compile(r"part-(\d{8})\.parquet")
 SIBLING = re.compile(r"\.[0-9a-f]{16}\.part")  # of a process that was killed while it wrote
 OVERLAY = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpe?g|png|webp)")
@@ -68,15 +69,16 @@ class Store:
         """What `run.json` holds; None before a run has begun. OutputError where it is damaged, or another program's."""
         path = self.folder / RUN
         try:
-            found = json.loads(read_bytes(path, MAX_RUN_JSON))
+            found = json.loads(read_bytes(path, MAX_JSON))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise OutputError(f"{path}: it cannot be read: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:
+            reason = str(error)[:WORDS] or type(error).__name__
             raise OutputError(
-                f"{path}: it is damaged, or another program's ({error}); remove it, or choose another folder"
-            ) from error
+                f"{path}: it is damaged, or another program's ({reason}); remove it, or choose another folder"
+            ) from None
         if not isinstance(found, dict) or not isinstance(found.get("made_with"), dict):
             raise OutputError(f"{path}: it is another program's; choose another folder")
         return found
@@ -216,10 +218,8 @@ class Store:
             return Counter()
         columns = {"row": pa.int64(), "status": pa.string(), "error": pa.string(), "failure": pa.string()}
         bad = arrow("compute").field("status") == FAILED
-        try:
-            rows = arrow("dataset").dataset(parts, schema=pa.schema(columns), format="parquet").to_table(filter=bad)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise OutputError(f"a part cannot be read, and is made anew once it is removed: {error}") from error
+        with one_error("a part cannot be read, and is made anew once it is removed", OutputError, own=True):
+            rows = read_rows(open_parts(parts, pa.schema(columns)), list(columns), bad)
         each: dict[int, tuple[str, str | None]] = {}  # one an image, whatever it was asked
         for row, reason, kind in zip(*(rows[name].to_pylist() for name in ("row", "error", "failure")), strict=True):
             each[row] = min(each.get(row, (reason, kind)), (reason, kind), key=lambda one: one[0] or "")
@@ -228,7 +228,7 @@ class Store:
     def failed_rows(self, chunk: int) -> list[int]:
         """The numbers of a part's images of which at least one map is missing."""
         bad = arrow("compute").field("status") == FAILED
-        rows = arrow("dataset").dataset([str(self.path_of(chunk))], format="parquet").to_table(["row"], filter=bad)
+        rows = read_rows(open_parts([str(self.path_of(chunk))]), ["row", "status"], bad)
         return sorted(set(rows["row"].to_pylist()))
 
     def read(self, chunk: int) -> "pa.Table":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from camscope.cli.encoding import print_anywhere
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -121,6 +122,7 @@ class Group(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Parse, run, and end the process; usage errors are told here."""
+        print_anywhere()
         given = (args, prog_name, complete_var, False, windows_expand_args)
         if not standalone_mode:
             return super().main(*given, **extra)
@@ -321,7 +323,7 @@ def _is_missing(code: str) -> bool:
 def working(what: str) -> Iterator[None]:
     """A spinner while something runs; silent where stdout is no terminal."""
     console = out()
-    with console.status(shown(what)) if console.is_terminal else contextlib.nullcontext():
+    with console.status(styled((shown(what), ""))) if console.is_terminal else contextlib.nullcontext():
         yield
 
 

@@ -95,5 +95,7 @@ def _notes(tool: Method, found: tuple[str, ...], item: Item, known: Survey) -> t
     elif known.compiled:
         notes.append(f"{type(tool.model).__name__} is compiled, or a part of it: its eager form was explained")
     if item.placement is None:
-        notes.append("the preprocessing has no known geometry: the map is drawn on the model's input")
+        notes.append(
+            "placement unknown: the preprocessing has no known geometry on this image; the map is drawn on the model's input"
+        )
     return tuple(notes)

@@ -18,13 +18,14 @@ from camscope.images.private import scan_name
 from camscope.images.scan import World
 
 BENT = (
+    "Lambda",
     "Elastic",
     "Distort",
     "Transpose",
     "Patch",
     "Split",
     "Warp",
-)  # transforms that the affine matrix does not tell of
+)  # transforms that the affine matrix does not tell of; nor does it of code that is not MONAI's
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
@@ -54,8 +55,8 @@ class MonaiTransforms:
             raise ImageError(
                 f"{name}: MONAI's transforms returned {came}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
             )
-        bent = [type(step).__name__ for step in steps if any(word in type(step).__name__ for word in BENT)]
-        placement, world = (None, None) if bent else place_of(made)
+        known = all(of_monai(step) and not any(word in type(step).__name__ for word in BENT) for step in steps)
+        placement, world = place_of(made) if known else (None, None)
         return plain(made), placement, world
 
     def __repr__(self) -> str:

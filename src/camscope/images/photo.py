@@ -16,6 +16,7 @@ from torch import Tensor
 from camscope.errors import ImageError, is_out_of_memory, memory_reason
 from camscope.files import open_regular
 from camscope.images.silence import silent
+from camscope.images.tiff_strips import check_strips
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +25,7 @@ Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (H,W)
 ORIENTATION = 0x0112  # the number of EXIF's field
 STRIP = 2**22  # pixels that are converted at a time
+SIDEWAYS = (5, 6, 7, 8)  # its values that exchange rows and columns
 MAX_PIXELS = 178_956_970  # where Pillow, as it comes, refuses a file too
 EXPECTED = (
     "expected a path, a PIL image, a uint8 array (H,W,3) in RGB or (H,W) in grey, "
@@ -92,15 +94,16 @@ def read_reduced(data: bytes, enough: Callable[[Size], Size]) -> tuple[Pixels, S
     """(h,w,3) as `read_photo` reads a file's bytes, and the image's own (H,W).
 
     A JPEG of at least twice the size that is `enough` for it is decoded at a half, a quarter or an eighth, which is
-    quicker, and no smaller than that.
+    quicker, and no smaller than that. All other formats are decoded at their own size.
     """
     with _opened(data) as image:
         _check_size(image.size, "the file", MAX_PIXELS)
-        lying = image.getexif().get(ORIENTATION, 1) >= 5  # its rows are columns
-        size = image.size if lying else image.size[::-1]
+        own, lying = image.size, _lies_on_its_side(image)
+        size = own if lying else own[::-1]
         height, width = enough(size)
-        image.draft(None, (height, width) if lying else (width, height))
-        return _decoded(image, "the file", MAX_PIXELS), size
+        reduced = image.draft(None, (height, width) if lying else (width, height)) is not None and image.size != own
+        pixels = _decoded(image, "the file", MAX_PIXELS)
+        return pixels, size if reduced else pixels.shape[:2]
 
 
 def remarks(data: bytes, name: str) -> tuple[str, ...]:
@@ -173,6 +176,8 @@ def _decoded(image: "Image", name: str, max_pixels: int) -> Pixels:
         raise ImageError(f"{name}: EPS is a program, not pixels; save it as PNG")
     # 16-bit files open as plain integers in these formats; once transposed, an image no longer knows its format
     sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+    if image.format == "TIFF":
+        check_strips(image, name)
     image.load()
     _check_size(image.size, name, max_pixels)  # an icon can turn out larger than its header said
     upright = _upright(image)
@@ -201,6 +206,14 @@ def pixel_count(data: bytes) -> int:
     with suppress(Exception), _opened(data) as image:
         return image.width * image.height
     return 0
+
+
+def _lies_on_its_side(image: "Image") -> bool:
+    """Whether `_upright` exchanges the rows and columns of a JPEG."""
+    try:
+        return image.getexif().get(ORIENTATION) in SIDEWAYS
+    except Exception:
+        return False
 
 
 def _upright(image: "Image") -> "Image":

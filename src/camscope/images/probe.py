@@ -12,11 +12,13 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
+from camscope.images.placement_check import Squares, ignores_content
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
+AGREEMENT = 0.9  # of squares that were added to an image, with what the placement says of them
 KEPT = 32  # image sizes whose placement is remembered
 # Two ramps across the image, each mostly along one axis. They lean, so that rounding to 8 bits falls differently on
 # neighbouring pixels and averages out.
@@ -33,11 +35,15 @@ class Probed:
     The placement is the affine map that pictures of the image's size reveal: black, white, two ramps, and their
     negatives. It is None where they reveal none: the callable draws random numbers, bends the image, or changes its
     values unevenly.
+    A crop may also depend on what is in the image: its colors, its brightness, its edges. So each image is checked
+    itself: a faint pattern of squares is added to it, and the change has to appear where the placement says. If it does
+    not, the placement is None. Transforms of torchvision that cannot look at the content need no check.
     Nobody's random state is changed by the measurement.
     """
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self.transform = transform
+        self._ignores_content = ignores_content(transform)
         self._placements: dict[tuple[int, int], Placement | None] = {}
 
     def __repr__(self) -> str:
@@ -55,7 +61,9 @@ class Probed:
 
         result = self._run(Image.fromarray(pixels))
         place = self.placement(pixels.shape[:2])
-        return result, place if place and place.input_size == tuple(result.shape[1:]) else None
+        if place is None or place.input_size != tuple(result.shape[1:]):
+            return result, None
+        return result, place if self._ignores_content or self._holds(place, pixels, result) else None
 
     def placement(self, size: tuple[int, int]) -> Placement | None:
         """Where the model's input lies on an image of `size` (height, width), in pixels; None if that is unknown."""
@@ -92,6 +100,20 @@ class Probed:
                 return None
             place = _solved(planes, size)
             return place if place and self._stays(place, planes[0], planes[1]) else None
+
+    def _holds(self, place: Placement, pixels: Pixels, result: Tensor) -> bool:
+        """Whether the image itself lies where the placement says: squares that are added to it appear there."""
+        from PIL import Image
+
+        squares = Squares.of(place)
+        if squares is None:  # too few pixels to tell places apart
+            return False
+        try:
+            after = self._plane(Image.fromarray(squares.added(pixels)))
+        except PreprocessError:
+            return False
+        before = result.cpu().double().numpy()
+        return after.shape == before.shape and squares.agreement(before, after) >= AGREEMENT
 
     def _stays(self, place: Placement, black: NDArray[np.float64], white: NDArray[np.float64]) -> bool:
         """Whether the placement holds for pictures with something in their middle: a crop may follow the content."""

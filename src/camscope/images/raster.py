@@ -10,6 +10,7 @@ from camscope.errors import ImageError
 from camscope.images.private import scan_name, told
 from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, paths_of, selected
+from camscope.images.tiff_strips import check_strips
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,6 +69,8 @@ def _page(image: "Image", page: int, limit: int, name: str) -> Array:
         image.seek(page)
     # a fax page of single bits may be nearly nothing
     check_size((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else limit)
+    if image.format == "TIFF":
+        check_strips(image, name)
     if image.mode == "RGB":
         return np.array(image)
     if image.mode not in GREY:

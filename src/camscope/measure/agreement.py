@@ -15,7 +15,7 @@ import numpy as np
 
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
-from camscope.batch.query import Query, by_image
+from camscope.batch.query import Query, by_image, open_parts, read_rows
 from camscope.batch.rows import FAILED, table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -81,10 +81,10 @@ def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Call
     """The parts that are not there yet."""
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
-    rows = {chunk: arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet") for chunk in todo}
+    rows = {chunk: open_parts([str(parts.path_of(chunk))]) for chunk in todo}
     sources = {chunk: parts.digest_of(chunk) for chunk in todo}  # images that failed may have been tried again since
     there = {chunk for chunk in there if store.source_of(chunk) in (None, sources.get(chunk))}
-    sizes = {chunk: len(rows[chunk].to_table(columns=["row"])["row"].unique()) for chunk in todo}
+    sizes = {chunk: len(read_rows(rows[chunk], ["row"])["row"].unique()) for chunk in todo}
     for chunk in todo:
         own: list[Row] = []
         work = by_image(rows[chunk], Query().places(rows[chunk])) if chunk not in there else iter(())
@@ -102,16 +102,12 @@ def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Call
 def table(folder: str | os.PathLike[str]) -> "pa.Table":
     """row, id, target, a method's name, layer and settings, another's, `spearman` or the reason why there is none, `same`."""
     store = Store(folder)
-    return (
-        arrow("dataset")
-        .dataset([str(store.path_of(chunk)) for chunk in sorted(store.finished())], format="parquet")
-        .to_table()
-    )
+    return read_rows(open_parts([str(store.path_of(chunk)) for chunk in sorted(store.finished())]))
 
 
 def keys_of(run: Run) -> list[Key]:
     """Every method of a run that has a map, in the order in which they come."""
-    rows = run.dataset.to_table(columns=list(KEY), filter=arrow("dataset").field("status") != FAILED)
+    rows = run.table(columns=list(KEY), filter=arrow("dataset").field("status") != FAILED)
     each = zip(*(rows[name].to_pylist() for name in KEY), strict=True)
     return list(dict.fromkeys(each))
 

@@ -150,7 +150,7 @@ def _groups(table: Any, group: str | None) -> Mapping[int, Hashable] | None:
 
 def _seconds(run: Run) -> dict[Key, float]:
     """Of each method, an image: the median over images, the first of which is slow."""
-    rows = run.dataset.to_table(columns=["row", *KEY, "seconds"]).to_pylist()
+    rows = run.table(columns=["row", *KEY, "seconds"]).to_pylist()
     each: dict[Key, dict[int, float]] = {}
     for row in rows:
         if row["seconds"] is not None:

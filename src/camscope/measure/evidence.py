@@ -14,12 +14,14 @@ import numpy.typing as npt
 from camscope.batch.locations import Locations
 from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import digest_of
+from camscope.data_files import WORDS, one_error, read_json
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
 from camscope.images.listing import images_of
 from camscope.images.masks import read_labels
 from camscope.labels import ALL, LabelChoice, choose_categories, chosen_names
 from camscope.measure.namesakes import Namesakes
 
+FAR = 2**20  # pixels from the corner that an outline may reach
 UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
@@ -132,10 +134,8 @@ class Column(Evidence):
             raise CategoryError(
                 f"the category {self.choice.categories[0]!r} of {self.source}, which holds boxes or points: these have none"
             )
-        try:
+        with one_error(f"row {row['row']}: {str(value)[:WORDS]!r} in {self.name} is no list of boxes or points"):
             known = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"row {row['row']}: {value!r} in {self.name} is no list of boxes or points") from error
         if known.ndim == 1:
             known = known[None]
         if known.ndim != 2 or known.shape[1] not in (2, 4):
@@ -170,8 +170,8 @@ class Coco(Evidence):
 
         `anywhere`: its masks may lie outside its folder.
         """
-        try:
-            plain = json.loads(path.read_bytes())
+        with one_error(f"{path}: this is no COCO file of annotations"):
+            plain = read_json(path)
             labels = {one["id"]: str(one["name"]) for one in plain.get("categories", ())}
             of: dict[Any, list[Mapping[str, Any]]] = {one["id"]: [] for one in plain["images"]}
             for one in plain["annotations"]:
@@ -188,10 +188,6 @@ class Coco(Evidence):
                 )
                 for one in plain["images"]
             ]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path}: this is no COCO file of annotations: {error!r}") from error
         left_out = tuple(name for name in dict.fromkeys(ordered) if name not in counted)
         return cls(known, Locations(path.parent, confined=not anywhere), counted, left_out)
 
@@ -207,8 +203,9 @@ class Coco(Evidence):
         if there != tuple(size):
             raise InputError(f"{row['path']} is {tuple(size)} and annotated at {there}; expected the same size")
         made = np.zeros(size, np.bool_)
-        for one in annotated:
-            made |= self._annotated(one, size)
+        with one_error(f"{row['path']}: its annotation cannot be read"):
+            for one in annotated:
+                made |= self._annotated(one, size)
         return made
 
     def _annotated(self, one: Mapping[str, Any], size: Size) -> Mask:
@@ -323,5 +320,8 @@ def of_polygons(polygons: Sequence[Sequence[float]], size: Size) -> Mask:
 
     made = np.zeros(size, np.uint8)
     for one in polygons:
-        cv2.fillPoly(made, [np.rint(np.asarray(one, np.float64).reshape(-1, 2)).astype(np.int32)], 1)
+        points = np.asarray(one, np.float64).reshape(-1, 2)
+        if not (np.abs(points) < FAR).all():  # OpenCV goes from row to row, also outside of the image
+            raise InputError(f"an outline reaches to {np.abs(points).max()}; expected pixels of its image")
+        cv2.fillPoly(made, [np.rint(points).astype(np.int32)], 1)
     return made.astype(np.bool_)

@@ -50,13 +50,13 @@ def examples(found: Findings, methods: Sequence[str], count: int, seed: int) -> 
 
 
 def _drawn(found: Findings, seed: int) -> Iterator[int]:
-    rows = np.unique(found.run.dataset.to_table(columns=["row"])["row"].to_numpy())
+    rows = np.unique(found.run.table(columns=["row"])["row"].to_numpy())
     yield from np.random.default_rng(seed).permutation(rows).tolist()
 
 
 def _rows(found: Findings, row: int) -> list[dict[str, Any]]:
     """Of one image and its first target."""
-    every = as_dicts(found.run.dataset.to_table(filter=arrow("dataset").field("row") == row))
+    every = as_dicts(found.run.table(filter=arrow("dataset").field("row") == row))
     return [one for one in every if one["target"] == every[0]["target"]]
 
 

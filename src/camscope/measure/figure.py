@@ -1,7 +1,8 @@
 """The figure of a summary: a row a method, its mean and interval, beside those of maps that know nothing."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +11,7 @@ from camscope.measure.forest import band, coloured, interval, key, plain, titled
 from camscope.measure.summary import Line
 
 FORMATS = (".png", ".svg", ".pdf")
+LITERAL = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
 COLUMNS, ROW = 3, 0.24  # panels beside one another; inches for a method
 
 
@@ -24,6 +26,26 @@ def drawn(lines: Mapping[str, Sequence[Line]], suffix: str = ".png", title: str 
     known = {name: some for name, own in lines.items() if (some := [one for one in own if one.estimate is not None])}
     if not known:
         raise InputError("there is nothing to draw: no value is defined")
+    with literal_text():
+        return _figure(figures, known, suffix, title)
+
+
+def figures_of_matplotlib() -> Any:
+    """The part of it that draws; MissingExtraError where it is not there."""
+    try:
+        return import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "metrics") from error
+
+
+@contextmanager
+def literal_text() -> Iterator[None]:
+    """Texts that are made inside stay as they are: `$`, `_` and `^` in the name of a class, layer or image are no formula."""
+    with import_module("matplotlib").rc_context(LITERAL):
+        yield
+
+
+def _figure(figures: Any, known: Mapping[str, Sequence[Line]], suffix: str, title: str) -> bytes:
     across = 2 if len(known) == 4 else min(COLUMNS, len(known))  # four are a square
     rows, most = -(-len(known) // across), max(map(len, known.values()))
     size = max(5.4, 4.6 * across), rows * (0.95 + ROW * most) + 0.3 + 0.35 * bool(title)
@@ -39,14 +61,6 @@ def drawn(lines: Mapping[str, Sequence[Line]], suffix: str = ".png", title: str 
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], dpi=110)
     return stream.getvalue()
-
-
-def figures_of_matplotlib() -> Any:
-    """The part of it that draws; MissingExtraError where it is not there."""
-    try:
-        return import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "metrics") from error
 
 
 def _panel(panel: Any, name: str, lines: Sequence[Line]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from camscope.measure.examples import Example, examples
-from camscope.measure.figure import figures_of_matplotlib
+from camscope.measure.figure import figures_of_matplotlib, literal_text
 from camscope.measure.findings import Findings
 from camscope.measure.forest import arranged, forest, grid
 
@@ -32,13 +32,14 @@ def poster(found: Findings, count: int | None, seed: int) -> Any:
     heights = [_forest_height(len(found.lines), len(rows)), max(side, _grid_height(pictures, WIDE - side))]
     if len(order) < 2 and not pictures:
         heights = heights[:1]
-    figure = figures.Figure(figsize=(WIDE, sum(heights) + 0.5), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-    figure.suptitle(found.title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    forest(parts[0], found.lines, found.name, rows)
-    if len(heights) > 1:
-        _below(parts[1], found, order, pictures, side)
+    with literal_text():
+        figure = figures.Figure(figsize=(WIDE, sum(heights) + 0.5), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        figure.suptitle(found.title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        forest(parts[0], found.lines, found.name, rows)
+        if len(heights) > 1:
+            _below(parts[1], found, order, pictures, side)
     return figure
 
 

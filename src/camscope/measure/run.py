@@ -9,8 +9,7 @@ import numpy as np
 from torch import nn
 
 from camscope.batch import Run
-from camscope.batch.manifest import arrow
-from camscope.batch.query import Pieces, Query, images_of
+from camscope.batch.query import Pieces, Query, images_of, open_parts, read_rows
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import in_order
@@ -117,7 +116,8 @@ class Measures:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         facts = Store(folder).facts
-        if facts is None or "metrics" not in facts.get("made_with", {}):
+        made = {} if facts is None else facts["made_with"]
+        if facts is None or not isinstance(made, Mapping) or not isinstance(made.get("metrics"), list | Mapping):
             raise InputError(f"{folder}: no metrics of a run are here")
         self.facts: dict[str, Any] = facts
 
@@ -135,8 +135,8 @@ class Measures:
         """
         store = Store(self.folder)
         parts = [str(store.path_of(chunk)) for chunk in sorted(store.finished())]
-        rows = arrow("dataset").dataset(parts, format="parquet")
-        return rows.to_table() if where is None else Pieces(rows).take(Query(where).places(rows))
+        rows = open_parts(parts)
+        return read_rows(rows) if where is None else Pieces(rows).take(Query(where).places(rows))
 
 
 def _write(
@@ -147,11 +147,11 @@ def _write(
     todo, there, done = sorted(parts.finished()), store.finished(), 0
     total = sum(_images(plain.run, chunk) for chunk in todo)
     for chunk in todo:
-        rows = arrow("dataset").dataset([str(parts.path_of(chunk))], format="parquet")
+        rows = open_parts([str(parts.path_of(chunk))])
         each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
         source = parts.digest_of(chunk)  # images that failed may have been tried again since
         valid = {n for n, _, _ in each if n in there and store.source_of(n) in (None, source)}
-        whole = rows.to_table() if len(valid) < len(each) else None
+        whole = read_rows(rows) if len(valid) < len(each) else None
         for number, places, images in each:
             if number not in valid and whole is not None:
                 found: list[Row] = []
@@ -173,7 +173,7 @@ def _parts(run: Run, chunk: int, rows: Any, most: int | None) -> Iterator[tuple[
     `most`: images of a part, where the model is asked and each takes long; None: all of the chunk.
     """
     each, size = _images(run, chunk), int(run.facts["made_with"]["chunk"])
-    images = np.asarray(rows.to_table(columns=["row"])["row"])
+    images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of an image
     for n, first in enumerate(range(0, each, most or each)):
         last = min(first + (most or each), len(ends) - 1)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from camscope.data_files import check_zip, one_error
 from camscope.errors import WeightsError
 from camscope.images.silence import ignoring
 
@@ -30,36 +33,61 @@ def read_state(path: str | os.PathLike[str]) -> State:
     file = Path(path).expanduser()
     if not file.is_file():
         raise WeightsError(f"no weights at {path}: {'it is a folder' if file.is_dir() else 'there is no such file'}")
-    try:
+    with one_error(f"{path} cannot be read", WeightsError):
         raw = _safetensors(file) if _is_safetensors(file) else _tensors_only(file)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {error}") from error
     for content in [raw, *(raw.get(key) for key in CONTAINERS if isinstance(raw, Mapping))]:
-        if isinstance(content, Mapping) and content and all(isinstance(value, Tensor) for value in content.values()):
+        if isinstance(content, Mapping) and content and all(map(_is_entry, content.items())):
             return dict(content)
     found = f"the keys {_some(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(f"{path} holds {found}; expected names and tensors, or them under {', '.join(CONTAINERS)}")
 
 
 def load_strictly(model: nn.Module, state: State, source: Weights) -> None:
-    """Every tensor of the file into the model, every name and shape as it should be; WeightsError lists what is not.
+    """Load every tensor of the file into the model, or raise a WeightsError that lists what does not fit.
 
-    A prefix of DataParallel or `torch.compile` is taken off; numbers are cast to the model's precision.
+    A prefix of DataParallel or `torch.compile` is removed, and numbers are cast to the model's precision. A model that
+    raises the error has the weights that it had before.
     """
     own = _tensors(model)
+    if lazy := [name for name, value in own.items() if is_lazy(value)]:
+        raise WeightsError(f"{type(model).__name__} has no shape yet for {_some(lazy)}: call it once on an input first")
     state = aligned(state, own)
     other = [name for name in state.keys() & own.keys() if not _alike(state[name], own[name])]
+    fitting = {name: value for name, value in state.items() if name not in other}
+    with _restored_on_error(model):
+        try:
+            missing, unexpected = model.load_state_dict(fitting, strict=False)
+        except Exception as error:  # modules may have load hooks of their own
+            raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
+        missing = [name for name in missing if name not in other]
+        shapes = [f"{name} {_kind(state[name])} instead of {_kind(own[name])}" for name in sorted(other)]
+        lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
+        if wrong := [f"{len(names)} {what} ({_some(names)})" for what, names in lists.items() if names]:
+            raise WeightsError(
+                f"{source} does not fit {type(model).__name__}: {', '.join(wrong)}; is it this architecture?"
+            )
+
+
+@contextmanager
+def _restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Put back the model's parameters and buffers, each object with its values, if the body raises.
+
+    What fits is known only after `load_state_dict`: modules may rename and convert tensors in load hooks.
+    """
+    groups: list[dict[str, Any]] = [group for one in model.modules() for group in (one._parameters, one._buffers)]
+    members = [dict(group) for group in groups]
+    tensors = {tensor for group in members for tensor in group.values() if tensor is not None}
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
-        missing, unexpected = model.load_state_dict({k: v for k, v in state.items() if k not in other}, strict=False)
-    except (RuntimeError, ValueError) as error:
-        raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
-    missing = [name for name in missing if name not in other]
-    shapes = [f"{name} {_kind(state[name])} instead of {_kind(own[name])}" for name in sorted(other)]
-    lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
-    if wrong := [f"{len(names)} {what} ({_some(names)})" for what, names in lists.items() if names]:
-        raise WeightsError(
-            f"{source} does not fit {type(model).__name__}: {', '.join(wrong)}; is it this architecture?"
-        )
+        yield
+    except BaseException:
+        for group, saved in zip(groups, members, strict=True):
+            group.clear()
+            group.update(saved)
+        with torch.no_grad():
+            for tensor, values in before:
+                tensor.copy_(values)
+        raise
 
 
 def fitted(build: Callable[[int | None], nn.Module], state: State, source: Weights) -> tuple[nn.Module, bool]:
@@ -98,6 +126,10 @@ def described(source: str, weights: Weights) -> str:
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
+def _is_entry(entry: tuple[object, object]) -> bool:
+    return isinstance(entry[0], str) and isinstance(entry[1], Tensor)
+
+
 def _is_safetensors(file: Path) -> bool:
     """By suffix, or by its first bytes: the length of a JSON header, which starts with a brace."""
     with file.open("rb") as opened:
@@ -118,6 +150,8 @@ def _safetensors(file: Path) -> Mapping[str, Tensor]:
 
 def _tensors_only(file: Path) -> Any:
     try:
+        if zipfile.is_zipfile(file):
+            check_zip(file)
         with ignoring(message=""):  # torch warns of what it then refuses
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
@@ -134,6 +168,8 @@ def _refusal(file: Path, reason: str) -> str:
         )
     if not file.stat().st_size:
         return "is empty"
+    if "would unpack" in reason:
+        return f"is not read: {reason}"
     return "is no checkpoint that can be read as tensors: corrupt, truncated, or another kind of file"
 
 
@@ -147,8 +183,10 @@ def _without(prefix: str, state: State) -> State:
     return state
 
 
-def _alike(value: Tensor, own: Tensor) -> bool:
-    return value.shape == own.shape and value.is_floating_point() == own.is_floating_point()
+def _alike(value: object, own: Tensor) -> bool:
+    if not isinstance(value, Tensor) or value.shape != own.shape:
+        return False
+    return value.is_floating_point() == own.is_floating_point() and torch.can_cast(value.dtype, own.dtype)
 
 
 def _other_classes(state: State, own: State) -> int | None:
@@ -161,7 +199,9 @@ def _other_classes(state: State, own: State) -> int | None:
     return heads.pop()
 
 
-def _kind(value: Tensor) -> str:
+def _kind(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.batch.manifest import arrow
+from camscope.data_files import read_parquet
 from camscope.files import writing
 
 Floats = npt.NDArray[np.float64]
@@ -67,7 +68,7 @@ class Answered:
         """What `write` wrote; `features` only where they are needed, for they are many."""
         schema = arrow("parquet").read_schema(folder / FILE)
         columns = [name for name in schema.names if features or name != "features"]
-        table = arrow("parquet").read_table(folder / FILE, columns=columns)
+        table = read_parquet(folder / FILE, columns)
         names = tuple(one.removeprefix("log odds ") for one in table.column_names if one.startswith("log odds "))
         errors = dict(zip(table["row"].to_pylist(), table["error"].to_pylist(), strict=True))
         there = table.filter(arrow("compute").is_null(table["error"]))

@@ -73,6 +73,7 @@ def drawing() -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "camscope", "path.simplify": False})
+        matplotlib.rcParams["text.parse_math"] = False
         yield
 
 

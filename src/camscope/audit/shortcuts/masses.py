@@ -29,7 +29,7 @@ def maps_of(subject: Subject, title: str, finding: Finding, rows: Sequence[int])
     compute = arrow("compute")
     field = arrow("dataset").field
     wanted = (field("method") == title) & (field("target") == str(finding.index))
-    table = subject.maps.dataset.to_table(columns=["row", "grid", "heat"], filter=wanted)
+    table = subject.maps.table(columns=["row", "grid", "heat"], filter=wanted)
     table = table.filter(compute.is_in(table["row"], arrow().array(list(rows))))
     found = {}
     for row in as_dicts(table):

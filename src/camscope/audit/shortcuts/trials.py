@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from camscope.batch.manifest import arrow
+from camscope.data_files import read_parquet
 from camscope.files import writing
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def write(folder: Path, trials: Iterable[Trial], ids: Mapping[int, str]) -> None
 def read(folder: Path) -> "pa.Table":
     """row, id, finding, region, kind, fill, without, with_it, donor, other; no row where none was written."""
     place = folder / FILE
-    return arrow("parquet").read_table(place) if place.is_file() else _schema().empty_table()
+    return read_parquet(place) if place.is_file() else _schema().empty_table()
 
 
 def _schema() -> "pa.Schema":

@@ -1,12 +1,12 @@
 """A choice as a file: TOML that `camscope explain` and `camscope batch` take, with the evidence that it rests on."""
 
 import json
-import tomllib
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
 from camscope.cards import digest
+from camscope.data_files import read_toml
 from camscope.errors import InputError
 from camscope.explainers import METHODS
 from camscope.files import write_bytes
@@ -38,12 +38,7 @@ def save(choice: Choice, path: str | Path, *, overwrite: bool = False) -> Path:
 
 def read(path: str | Path) -> Chosen:
     """What `save` wrote; InputError for another file."""
-    try:
-        plain = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a choice that camscope choose --save wrote: it is no TOML") from error
+    plain = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (plain.get(name) for name in ("method", "layer", "model"))
     if (
         not (isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str))

@@ -1,0 +1,119 @@
+"""Check a placement on the image itself: faint squares are added to it, and have to appear where the placement says.
+
+A preprocessing can depend on the content in any way: it can crop to the tissue, to the brightest region or to a
+detected object, or flip a breast to one side. Whatever it does, it does to the squares too.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.geometry import Placement
+
+Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+LEVELS = 16  # gray levels by which a square is brighter or darker
+MOST = 16  # squares along an axis: a shift by 3 % of the input is noticed
+SMALLEST = 6  # pixels along a square, of the image and of the input, so that resampling leaves its middle alone
+BORDER, LEAST_BORDER = 0.15, 1.5  # around a square, not compared: of its side, and in pixels
+SEEDS = 64  # of which the pattern is chosen
+CONTENT_BLIND = (
+    *("CenterCrop", "Compose", "ConvertImageDtype", "Grayscale", "Normalize", "Pad", "PILToTensor", "Resize"),
+    *("RGB", "Sequential", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor"),
+)
+
+
+def ignores_content(transform: Any) -> bool:
+    """Whether it is made only of torchvision's transforms whose geometry depends on the size of an image alone."""
+    kind = type(transform)
+    if not kind.__module__.startswith("torchvision.transforms.") or kind.__name__ not in CONTENT_BLIND:
+        return False
+    return all(map(ignores_content, getattr(transform, "transforms", ())))
+
+
+@dataclass(frozen=True, eq=False)
+class Squares:
+    """Squares that tile the input plane of a placement. `signs` (rows, columns): 1 is brighter, -1 darker."""
+
+    place: Placement
+    signs: NDArray[np.int8]
+    border: Floats
+
+    @classmethod
+    def of(cls, place: Placement) -> Self | None:
+        """None where the image or the input has too few pixels for more than one square."""
+        pixel = np.maximum(1, 1 / np.linalg.norm(place.matrix[:, :2], axis=0))  # the larger of the two, in input pixels
+        counts = np.clip(np.divide(place.input_size, SMALLEST * pixel).astype(int), 1, MOST)
+        if counts.max() == 1:
+            return None
+        sides = np.divide(place.input_size, counts)
+        return cls(place, _signs(*counts.tolist()), np.maximum(BORDER * sides, LEAST_BORDER * pixel) / sides)
+
+    def added(self, pixels: Pixels) -> Pixels:
+        """(H,W,3) -> (H,W,3): the image with the squares; outside the input plane they go on."""
+        import cv2
+
+        cells = self._cells(pixels.shape[:2])
+        up, down = ((np.uint8(LEVELS) * (self.signs == sign))[cells] for sign in (1, -1))
+        return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
+
+    def agreement(self, before: Floats, after: Floats) -> float:
+        """The share (0..1) of what changed in the input (C,h,w) that has the sign of the square where it is.
+
+        What the whole image has in common is left out: a brightness and contrast that follow from it.
+        """
+        kept, signs = self._middles()
+        design = np.ones((len(signs), 3))
+        design[:, 0] = signs
+        agreeing, changed = [], []
+        for old, new in zip(before, after, strict=True):
+            design[:, 2] = old[kept]
+            change = new[kept] - old[kept]
+            found = np.linalg.lstsq(design, change, rcond=None)[0]
+            change -= design[:, 1:] @ found[1:]
+            agreeing.append(abs(change @ signs))
+            changed.append(np.abs(change).sum())
+        weights = np.array(changed)  # a channel that hardly changes has little to say
+        return float(np.dot(agreeing, weights) / np.dot(changed, weights)) if weights.any() else 0.0
+
+    def _cells(self, size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+        """For each pixel of the image its row and column of squares, as arrays that broadcast to (H,W)."""
+        start, *ends = self.place.to_input([[0, 0], [1, 0], [0, 1]])
+        rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
+        found = []
+        for axis, count in enumerate(self.signs.shape):
+            at = np.full((1, 1), start[axis])
+            for along, end in zip((rows, columns), ends, strict=True):
+                if (slope := end[axis] - start[axis]) != 0:
+                    at = at + slope * along
+            found.append(np.floor(at * (count / self.place.input_size[axis])).astype(np.int64) % count)
+        return tuple(found)
+
+    def _middles(self) -> tuple[NDArray[np.bool_], Floats]:
+        """(h,w): which input pixels lie in the middle of a square, and the signs (M,) there."""
+        cells, inside = [], []
+        for length, count, border in zip(self.place.input_size, self.signs.shape, self.border, strict=True):
+            at = (np.arange(length) + 0.5) * count / length
+            cells.append(at.astype(int))
+            inside.append(np.abs(at % 1 - 0.5) <= 0.5 - border)
+        kept = np.outer(*inside)
+        there = self.place.to_image(np.argwhere(kept) + 0.5)
+        kept[kept] = ((there > 0) & (there < self.place.image_size)).all(1)  # no padding
+        return kept, self.signs[np.ix_(*cells)][kept].astype(np.float64)
+
+
+@cache
+def _signs(rows: int, columns: int) -> NDArray[np.int8]:
+    """As many 1 as -1, and least like itself where it is flipped, transposed or moved by a square."""
+    halves = np.resize(np.array([1, -1], np.int8), rows * columns)
+    tables = [np.random.default_rng(seed).permutation(halves).reshape(rows, columns) for seed in range(SEEDS)]
+    return min(tables, key=lambda table: max(abs(float((table * moved).mean())) for moved in _moved(table)))
+
+
+def _moved(table: NDArray[np.int8]) -> list[NDArray[np.int8]]:
+    axes = [axis for axis, count in enumerate(table.shape) if count > 1]
+    found = [np.flip(table, axis) for axis in axes] + [np.roll(table, 1, axis) for axis in axes] + [np.flip(table)]
+    return [*found, table.T, np.rot90(table)] if table.shape[0] == table.shape[1] else found

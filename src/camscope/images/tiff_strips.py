@@ -1,0 +1,80 @@
+"""The strips and tiles of a TIFF, checked one by one: libtiff fills what is missing from one with gray, without an error.
+
+JPEG strips are decoded by Pillow, which accepts no JPEG that is cut off; of deflated strips the checksum is compared. The
+other codecs either report damage themselves or have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style JPEG.
+"""
+
+import io
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from camscope.errors import ImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COMPRESSION, TABLES = 259, 347  # numbers of TIFF's fields
+PLACES = ((273, 279), (324, 325))  # offsets and byte counts of strips, and of tiles
+JPEG, DEFLATE = 7, (8, 32946)
+SLACK = 2**20  # pixels by which a tile may be larger than the image
+START, END = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
+
+
+def check_strips(image: "Image", name: str) -> None:
+    """ImageError where a strip or tile of an open TIFF's current page is damaged; other formats pass."""
+    tags, file = getattr(image, "tag_v2", None), image.fp if hasattr(image, "fp") else None
+    if tags is None or file is None:
+        return
+    kind = tags.get(COMPRESSION)
+    if kind != JPEG and kind not in DEFLATE:
+        return
+    at = file.tell()
+    try:
+        whole = all(
+            _is_whole_jpeg(data, tags.get(TABLES, b""), SLACK + image.width * image.height)
+            if kind == JPEG
+            else _is_whole_deflate(data)
+            for data in _strips(file, tags)
+        )
+    finally:
+        file.seek(at)
+    if not whole:
+        raise ImageError(f"{name}: it is damaged: a strip of the TIFF is cut off or was changed")
+
+
+def _strips(file: Any, tags: Any) -> Iterator[bytes]:
+    for offsets, counts in PLACES:
+        for offset, count in zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False):
+            if count > 0:  # a strip without bytes is one that was never written
+                file.seek(offset)
+                yield file.read(count)
+
+
+def _is_whole_jpeg(data: bytes, tables: bytes, most: int) -> bool:
+    """Whether it can be decoded to the end, to no more than `most` pixels."""
+    from PIL import Image, UnidentifiedImageError
+
+    if tables.startswith(START):
+        data = tables.removesuffix(END) + data.removeprefix(START)
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as strip:
+            if strip.width * strip.height > most:
+                return False
+            strip.load()
+    except UnidentifiedImageError:
+        return data.startswith(START)  # a kind of JPEG that libtiff may know
+    except OSError:
+        return False
+    return True
+
+
+def _is_whole_deflate(data: bytes) -> bool:
+    inflater = zlib.decompressobj()
+    try:
+        while not inflater.eof and data:
+            inflater.decompress(data, 1 << 22)
+            data = inflater.unconsumed_tail
+    except zlib.error:
+        return False
+    return inflater.eof
