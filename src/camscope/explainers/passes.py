@@ -15,13 +15,13 @@ from camscope.explainers.chunks import Widths, measured
 from camscope.explainers.features import Features
 from camscope.explainers.padding import padding_seen
 from camscope.explainers.scope import OnNonFinite, checked_finite
-from camscope.hooks.base import find_layers
+from camscope.hooks.base import find_layer, find_layers
 from camscope.hooks.input_gradient import HALF_PRECISION_BOOSTS
 from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
 from camscope.hooks.tap import Call, Tap
-from camscope.layers import CHANNELS_FIRST, Layout, Seen, is_askew, layout_of, noting
+from camscope.layers import CHANNELS_FIRST, CONVOLUTIONAL, Layout, Seen, is_askew, layout_of, noting
 from camscope.layout_probe import Finding, Place, Verdict, is_known, known_finding, prove, refusal, remember
 from camscope.targets import Score, full_precision
 
@@ -136,9 +136,11 @@ class Pass(ExitStack):
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
         places = [Place(layer, tool.output, n if len(calls) > 1 else None) for n in range(len(calls))]
         found = known_finding(score.model, places[number], x.shape[1:], layout)
-        if found is None and layout.kind == CHANNELS_FIRST and self._ops is not None:
+        if found is None and layout.kind == CHANNELS_FIRST:
+            convolutional = isinstance(find_layer(score.model, layer)[1], CONVOLUTIONAL)  # where calls are not watched
             for place, call in zip(places, calls, strict=True):
-                if call.activation.shape[1:] == calls[number].activation.shape[1:] and self._ops.made(call.activation):
+                made = convolutional if self._ops is None else self._ops.made(call.activation)
+                if made and call.activation.shape[1:] == calls[number].activation.shape[1:]:
                     remember(score.model, place, x.shape[1:], layout, Finding(Verdict.BY_CONSTRUCTION))
             found = known_finding(score.model, places[number], x.shape[1:], layout)
         if found is None:
