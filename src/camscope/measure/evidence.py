@@ -107,8 +107,9 @@ class Coco(Evidence):
     @classmethod
     def read(cls, path: Path, categories: Iterable[str] = ()) -> "Coco":
         """A COCO file; `categories`: only annotations of these names."""
-        with one_error(f"{path}: this is no COCO file of annotations"):
-            plain = read_json(path)
+        message = f"{path}: this is no COCO file of annotations"
+        with one_error(message):
+            plain = read_json(path, message)
             labels = {one["id"]: one["name"] for one in plain.get("categories", ())}
             wanted = set(categories)
             if unknown := wanted - set(labels.values()):
