@@ -237,5 +237,5 @@ def test_text_in_a_png_that_unpacks_to_gigabytes_is_not_unpacked(kind):
     whole, packed = stream.getvalue(), zlib.compress(bytes(2_000_000))
     head = {b"zTXt": b"key\0\0", b"iTXt": b"key\0\1\0\0\0", b"iCCP": b"key\0\0"}[kind] + packed
     chunk = len(head).to_bytes(4, "big") + kind + head + zlib.crc32(kind + head).to_bytes(4, "big")
-    with pytest.raises(ImageError, match="too large|Too much memory"):
+    with pytest.raises(ImageError, match=r"too large|Too much memory"):
         read_photo(whole[:33] + chunk * 1000 + whole[33:])
