@@ -28,7 +28,7 @@ class Outcome:
     kind: str
     mutation: str
     result: str
-    seconds: float
+    seconds: float  # of the processor: other programs do not count
     megabytes: float
 
     @property
@@ -39,14 +39,14 @@ class Outcome:
 
 def outcome(kind: str, mutation: str, read: Callable[[], str]) -> Outcome:
     """One file, read. `read`: says what it is; a CamscopeError is right too, any other error is not."""
-    before, begin = peak(), time.perf_counter()
+    before, begin = peak(), time.process_time()
     try:
         result = read()
     except CamscopeError as error:
         result = "damaged" if "damaged" in str(error) else "refused"
     except (Exception, SystemExit) as error:
         result = f"!{type(error).__name__}: {str(error)[:200]}"
-    return Outcome(kind, mutation, result, time.perf_counter() - begin, peak() - before)
+    return Outcome(kind, mutation, result, time.process_time() - begin, peak() - before)
 
 
 def peak() -> float:

@@ -3,6 +3,7 @@
 import io
 import threading
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -227,3 +228,14 @@ def test_a_file_of_any_format_that_is_cut_off_is_damaged(kind, options, share):
     Image.fromarray(noise).save(stream, kind, **options)
     with pytest.raises(ImageError):
         read_photo(stream.getvalue()[: int(share * len(stream.getvalue()))])
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
+def test_text_in_a_png_that_unpacks_to_gigabytes_is_not_unpacked(kind):
+    stream = io.BytesIO()
+    Image.fromarray(RGB).save(stream, "PNG")
+    whole, packed = stream.getvalue(), zlib.compress(bytes(2_000_000))
+    head = {b"zTXt": b"key\0\0", b"iTXt": b"key\0\1\0\0\0", b"iCCP": b"key\0\0"}[kind] + packed
+    chunk = len(head).to_bytes(4, "big") + kind + head + zlib.crc32(kind + head).to_bytes(4, "big")
+    with pytest.raises(ImageError, match=r"too large|Too much memory"):
+        read_photo(whole[:33] + chunk * 1000 + whole[33:])

@@ -65,8 +65,9 @@ def expect_alike(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
 
 
 def _provenance(run: AuditRun) -> Facts:
-    with one_error(f"{run.folder}: its {provenance.FILE} is missing, or none; start the audit again"):
-        known: Facts = read_json(run.folder / provenance.FILE)
+    message = f"{run.folder}: its {provenance.FILE} is missing, or none; start the audit again"
+    with one_error(message):
+        known: Facts = read_json(run.folder / provenance.FILE, message)
         known["masks"], known["code"]
         if not isinstance(known["rows"], Mapping) or not isinstance(known["config"], Mapping):
             raise TypeError("its rows and its config are tables")

@@ -170,8 +170,9 @@ class Coco(Evidence):
 
         `anywhere`: its masks may lie outside its folder.
         """
-        with one_error(f"{path}: this is no COCO file of annotations"):
-            plain = read_json(path)
+        message = f"{path}: this is no COCO file of annotations"
+        with one_error(message):
+            plain = read_json(path, message)
             labels = {one["id"]: str(one["name"]) for one in plain.get("categories", ())}
             of: dict[Any, list[Mapping[str, Any]]] = {one["id"]: [] for one in plain["images"]}
             for one in plain["annotations"]:
