@@ -90,7 +90,7 @@ def _is_own(path: Path) -> bool:
     import nibabel
 
     try:
-        header: Any = nibabel.load(path).header  # type: ignore[attr-defined]
+        header: Any = nibabel.load(path).header
         return bytes(header["descrip"]).startswith(b"camscope")
     except Exception:  # a file of another kind may raise anything
         return False
