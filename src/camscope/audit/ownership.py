@@ -36,7 +36,10 @@ def remove_outputs(folder: Path) -> None:
         if path.is_file() and path.name not in (PLAN, LOG):
             path.unlink()
     for path in reversed(paths):  # inner folders first
-        if path.is_dir():
+        if path == folder / STAGES:
+            with suppress(OSError):  # it is not empty, or not there
+                path.rmdir()
+        elif path.is_dir():
             Store(path).remove()
 
 

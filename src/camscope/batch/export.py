@@ -20,7 +20,7 @@ from camscope.batch.spreadsheet import write_csv
 from camscope.batch.threads import in_order
 from camscope.errors import InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.files import path_in, write_bytes
+from camscope.files import DISK_ERRORS, path_in, write_bytes
 
 PICTURES, MAPS, TABLES = ("png", "jpg", "webp"), ("npz", "json"), {"csv": "rows.csv", "coco": "coco.json"}
 FORMATS = (*PICTURES, *MAPS, *TABLES)
@@ -135,6 +135,10 @@ class Export:
                     files += 1
             found = annotations(one, self.threshold) if "coco" in self.formats else None
             return _Row(row, files, found, one.target, unseen)
+        except OutputError as error:
+            if error.errno in DISK_ERRORS:  # every other file would fail, too
+                raise
+            return _Row(row, files, error=why(error, stem))
         except Exception as error:  # a disk and a decoder may raise anything; the other rows go on
             return _Row(row, files, error=why(error, stem))
 

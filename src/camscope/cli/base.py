@@ -24,6 +24,8 @@ from camscope.errors import (
     NonFiniteError,
     OutputError,
     RunError,
+    is_out_of_memory,
+    memory_reason,
 )
 
 if TYPE_CHECKING:
@@ -196,6 +198,8 @@ def reason(error: Exception) -> str:
     """An error in one line: what camscope says itself, in options, or the type and message of anything else."""
     if isinstance(error, CamscopeError):
         return in_options(shown(error))[:LONGEST]
+    if is_out_of_memory(error):
+        return f"{memory_reason(error)}; take smaller images, a smaller picture, or a smaller --batch-size"
     return f"{type(error).__name__}: {shown(error)[:LONGEST]}"
 
 
