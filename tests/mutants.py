@@ -287,7 +287,7 @@ MUTANTS = [
         "",
         nobodys_statistics_change,
     ),
-    Mutant("modes stay", base, "evaluating", "del view[key]", "pass", modes_come_back),
+    Mutant("modes stay", base, "evaluating", "del view[key], inside[key]", "pass", modes_come_back),
     Mutant(
         "one class for all",
         Score,

@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, Protocol, TypeVar
@@ -157,6 +158,7 @@ def autocast_uncached() -> Iterator[None]:
 
 _modes_lock = threading.Lock()
 _views: dict[int, dict[int, bool]] = {}  # by thread: the flags that it sees, by the module's id
+_users: dict[int, Counter[int]] = {}  # by thread: how often it is inside `evaluating` with each of these modules
 _flags: dict[int, tuple[int, bool]] = {}  # of modules whose own flag is set: by how many threads, and what it was
 
 
@@ -202,9 +204,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     with _modes_lock:
         if not _views:
             setattr(nn.Module, "training", _Training())  # noqa: B010 - mypy knows the attribute as a bool
-        view = _views.setdefault(here, {})
-        before = {id(module): view.get(id(module)) for module in viewed}
-        view.update(dict.fromkeys(before, False))
+        view, inside = _views.setdefault(here, {}), _users.setdefault(here, Counter())
+        view.update((id(module), False) for module in viewed)
+        inside.update(map(id, viewed))
         stubborn = [module for module in modules if getattr(module, "training", False) or id(module) in _flags]
         for module in stubborn:
             users, flag = _flags.get(id(module), (0, module.training))
@@ -220,12 +222,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                     _flags[id(module)] = (users - 1, flag)
                 else:
                     module.training = flag
-            for key, flag_before in before.items():
-                if flag_before is None:
-                    del view[key]
-                else:
-                    view[key] = flag_before
-            if not view:
-                del _views[here]
-            if not _views:
-                del nn.Module.training
+            inside.subtract(map(id, viewed))
+            for key in [id(module) for module in viewed if not inside[id(module)]]:
+                del view[key], inside[key]
+            if not view and _views.pop(here, None) is not None:
+                del _users[here]
+                if not _views:
+                    del nn.Module.training
