@@ -149,6 +149,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
 def test_pillows_warning_stays_inside_also_with_threads(tmp_path, monkeypatch):
     path = saved(tmp_path, Image.new("L", (60, 50)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)  # 3000 pixels: Pillow warns, and would refuse from 4000 on
+    assert read_photo(path).pixels.shape == (50, 60, 3)
     filters, shapes = list(warnings.filters), []
     threads = [threading.Thread(target=lambda: shapes.append(read_photo(path).pixels.shape)) for _ in range(8)]
     for thread in threads:

@@ -41,8 +41,8 @@ def ignoring(module: str | None = None, message: str | None = None) -> Iterator[
     `warnings.catch_warnings` would make Python forget, at each use, which warnings it has shown, and would change what
     other threads hear. The two filters here are put in place once, and say nothing outside of the `with`.
     """
-    for one in _FILTERS:
-        if one not in warnings.filters:
+    with _lock:
+        for one in (one for one in _FILTERS if one not in warnings.filters):
             warnings.filters.insert(0, one)  # type: ignore[attr-defined]  # it is a list
     before = _modules.patterns, _messages.patterns
     _modules.patterns += () if module is None else (module,)
