@@ -103,7 +103,7 @@ OF_AUDITS = [
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,
     ),
     Mutant(
-        "what was set aside was not tested", judging, "_absent", "if _measured(set_aside)", "if False",
+        "what was set aside was not tested", judging, "_not_counted", "if _measured(set_aside)", "if False",
         said.test_a_removal_that_is_shown_was_tested,
     ),
     Mutant(

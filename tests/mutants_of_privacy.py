@@ -3,6 +3,7 @@
 import io
 import logging
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from camscope.batch import Manifest, manifest_of
 from camscope.batch import private as runs
-from camscope.errors import ImageError, PreprocessError
+from camscope.errors import ImageError, InputError, PreprocessError
 from camscope.explainers import facts, inputs
 from camscope.images import private, silence
 from camscope.images.photo import read_photo
@@ -48,7 +49,10 @@ def a_row_is_of_its_own_file() -> None:
         Path(home, "list.csv").write_text("path\n0.png\n1.png\n2.png\n")
         manifest = manifest_of(Path(home, "list.csv"))
         some = type(manifest)(manifest.table.take([1, 2]), manifest.root)
-        assert runs.Places(some)[1] == b"1"
+        found = None
+        with suppress(InputError):
+            found = runs.Places(some)[1]
+        assert found == b"1"
 
 
 class Raising(ScanPreprocess):

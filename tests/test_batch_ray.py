@@ -27,6 +27,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not
 pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
 
 from camscope.batch import Run, actor, cluster, local, manifest_of, on_ray, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.run import facts  # noqa: E402
 from camscope.batch.store import Store  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
@@ -284,7 +285,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
     for name, engine in (("ray", partial(on_ray.run_chunks, workers=1)), ("local", local.run_chunks)):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
         worker, store = local.Worker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
-        store.begin({"made_with": {}, "root": {}})
+        store.begin(facts(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()
@@ -420,11 +421,11 @@ def test_a_model_on_cuda_needs_a_gpu():
 def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
     monkeypatch.setattr(on_ray, "AHEAD", (2, 100))
     table = pa.table({"row": list(range(11))})
-    pieces = list(on_ray._pieces([0, 2, 3], local.Plan(11, 3), table))
+    pieces = list(on_ray._pieces([local.Task(n) for n in (0, 2, 3)], local.Plan(11, 3), table))
     assert [dealt for dealt, _ in pieces] == [
-        [{"chunk": 0, "at": 0, "images": 3}, {"chunk": 2, "at": 3, "images": 3}],
-        [{"chunk": 3, "at": 0, "images": 2}],
+        [{"chunk": 0, "at": 0, "images": 3, "again": False}, {"chunk": 2, "at": 3, "images": 3, "again": False}],
+        [{"chunk": 3, "at": 0, "images": 2, "again": False}],
     ]
     assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
     monkeypatch.setattr(on_ray, "AHEAD", (2, 4))
-    assert len(list(on_ray._pieces([0, 2, 3], local.Plan(11, 3), table))) == 3
+    assert len(list(on_ray._pieces([local.Task(n) for n in (0, 2, 3)], local.Plan(11, 3), table))) == 3

@@ -136,8 +136,8 @@ def test_help_has_examples():
 
 
 def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
-    def small(folder, p, *, seed):
-        made = phantom_audit(folder, p, images=24, seed=seed)
+    def small(folder, p, *, seed, overwrite=False):
+        made = phantom_audit(folder, p, images=24, seed=seed, overwrite=overwrite)
         return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demonstration, "phantom_audit", small)

@@ -73,10 +73,10 @@ def test_every_module_imports_only_from_floors_below_it():
 
 def test_contributing_draws_the_same_floors():
     drawn = re.findall(
-        r"^([0-9½]+) (\w+(?: · \w+)*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^([0-9½¾]+) (\w+(?: · \w+)*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     told = {
-        room: int(floor.rstrip("½") or 0) + 0.5 * floor.endswith("½")
+        room: int(floor.rstrip("½¾") or 0) + {"½": 0.5, "¾": 0.75}.get(floor[-1], 0.0)
         for floor, rooms in drawn
         for room in rooms.split(" · ")
     }

@@ -154,7 +154,7 @@ def test_fused_refuses_what_does_not_belong_together():
         with pytest.raises(InputError, match=f"have another {next(iter(setting))}: explain each by itself"):
             Fused([GradCAM(model), GradCAM(model, **setting)])
         assert Fused([GradCAM(model, **setting), LayerCAM(model, **setting)]).inner
-    with pytest.raises(InputError, match="differ in mode or precision"):
+    with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
         Fused([GradCAM(model), GradCAM(model, mode="as_is")])
     with pytest.raises(InputError, match="nothing to fuse"):
         Fused([])

@@ -178,8 +178,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
     assert {path: path.read_bytes() for path in files_of(victim)} == before
 
 
-WRITERS = {  # beside files.py: siblings of parts, the log of an audit, the key of names of scans, a cache, a device
-    "batch/store.py": 1,
+WRITERS = {  # beside files.py: the log of an audit, the key of names of scans, a cache, a device
     "audit/provenance.py": 1,
     "images/private.py": 1,
     "phantom/train.py": 1,
@@ -208,11 +207,13 @@ def _writes(call):
     if name == "open" and isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "os":
         return any("O_WRONLY" in ast.dump(one) or "O_RDWR" in ast.dump(one) for one in call.args)
     modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    if name in ("FileIO", "_SiblingFile"):
+        return True
     return name == "open" and any(re.fullmatch(r"[rwxab+]{1,3}", mode) and set(mode) & set("wxa+") for mode in modes)
 
 
-# readers of files that path_in made, and the temporary sibling of a part
-JOINED = {"audit/following.py", "audit/running.py", "cli/benchmark.py", "batch/store.py"}
+# readers of files that path_in made
+JOINED = {"audit/following.py", "audit/ownership.py", "audit/running.py", "cli/benchmark.py"}
 
 
 def test_names_that_are_put_together_become_paths_in_one_place():

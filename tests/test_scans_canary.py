@@ -245,7 +245,7 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
         assert told(cage, cage.found(page.read_bytes())) == {}
     ears.run("export", out, "--format", "png,jpg,webp,npz,json,csv,coco", "-o", tmp_path / "export", code=1)
     measures = tmp_path / "measures"
-    asked = [[], ["--masks", "outlines"], ["--masks", ward.folder]]
+    asked = [[], ["--masks", "outlines"], ["--masks", ward.folder, "--category", "all"]]
     for masks in asked if kind == "png" else asked[1:2]:
         words = ["--scans", table, "-o", measures, "--overwrite", "--figure", tmp_path / "figure.png"]
         ears.run("measure", out, *words, *masks, "--overwrite", code=2 if masks[1:] == ["outlines"] else 0)

@@ -326,4 +326,4 @@ def _expect_regular(status: os.stat_result, limit: int | None) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file, but a pipe, a socket or a device")
     if limit is not None and status.st_size > limit:
-        raise OSError(errno.EFBIG, f"it has {status.st_size} bytes; the limit is {limit}")
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes; the limit is {limit:,}")

@@ -202,10 +202,10 @@ def _blocks(layout: Layout) -> tuple[int, ...]:
 
 def _pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
     """(blocks,): the run that replaces each block; as unlike itself shifted or transposed as can be."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
-    even = torch.arange(count) % RUNS
-    drawn = [even[torch.randperm(count, generator=generator)] for _ in range(PATTERNS)]
+    even = torch.arange(count, device="cpu") % RUNS
+    drawn = [even[torch.randperm(count, generator=generator, device="cpu")] for _ in range(PATTERNS)]
 
     def likeness(labels: Tensor) -> float:
         shifted = [(labels[k:] == labels[:-k]).double().mean() for k in range(1, min(count - 1, MAX_SHIFT) + 1)]
@@ -223,19 +223,19 @@ def _pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
 def _spread(values: Tensor, size: Sequence[int]) -> Tensor:
     """(*blocks) -> (*size): each entry over its part of a finer grid."""
     for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
-        values = values.index_select(axis, torch.arange(length) * count // length)
+        values = values.index_select(axis, torch.arange(length, device=values.device) * count // length)
     return values
 
 
 def _cell_of_pixel(cells: int, pixels: int, share: float) -> Tensor:
-    return (torch.arange(pixels) * (cells * share / pixels)).long().clamp(max=cells - 1)
+    return (torch.arange(pixels, device="cpu") * (cells * share / pixels)).long().clamp(max=cells - 1)
 
 
 def _covered(grid: Sequence[int], size: Sequence[int], shares: Sequence[float] | None) -> Tensor:
     """(cells,): which of them lie over the input: some may lie over padding, or be finer than its pixels."""
-    covered = torch.ones(tuple(grid), dtype=torch.bool)
+    covered = torch.ones(tuple(grid), dtype=torch.bool, device="cpu")
     for axis, (cells, pixels) in enumerate(zip(grid, size, strict=True)):
-        present = torch.zeros(cells, dtype=torch.bool)
+        present = torch.zeros(cells, dtype=torch.bool, device="cpu")
         present[_cell_of_pixel(cells, pixels, shares[axis] if shares else 1.0)] = True
         covered &= present.view([-1 if i == axis else 1 for i in range(len(grid))])
     return covered.reshape(-1)
@@ -243,7 +243,7 @@ def _covered(grid: Sequence[int], size: Sequence[int], shares: Sequence[float] |
 
 def _variants(x: Tensor, cells: Tensor, layout: Layout, shares: Sequence[float] | None) -> Iterator[Tensor]:
     """Three versions of x (N,C,*S), each with another third of the cells replaced by noise."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device="cpu").manual_seed(1)
     space = tuple(range(2, x.ndim))
     places = [
         _cell_of_pixel(count, pixels, shares[axis] if shares else 1.0)
@@ -255,15 +255,15 @@ def _variants(x: Tensor, cells: Tensor, layout: Layout, shares: Sequence[float] 
     label = label.to(x.device)
     values = x.detach().float()
     low, high = values.amin(space, keepdim=True), values.amax(space, keepdim=True)
-    fine = torch.rand(x.shape, generator=generator).to(values)
-    coarse = torch.rand((*x.shape[:2], *layout.grid), generator=generator).to(values)
+    fine = torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
+    coarse = torch.rand((*x.shape[:2], *layout.grid), generator=generator, dtype=torch.float32, device="cpu").to(values)
     for axis, place in enumerate(places, start=2):
         coarse = coarse.index_select(axis, place.to(x.device))
     uniform = bool((low == high).all())
     span = torch.where(high > low, high - low, high.abs().clamp(min=1) if uniform else 0)
     noise = low + span * (fine + coarse) / 2
     if uniform:  # nothing in it differs from anything else: noise on noise
-        values = low + span * torch.rand(x.shape, generator=generator).to(values)
+        values = low + span * torch.rand(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
     for number in range(RUNS):
         yield torch.where(label == number, noise, values).to(x.dtype)
 
@@ -303,8 +303,8 @@ def judge(
     grid = layout.grid
     count = math.prod(grid)
     start = layout.prefix if layout.kind == TOKENS else 0
-    cells = torch.arange(count)[covered] if covered is not None else torch.arange(count)
-    block_of_cell = _spread(torch.arange(math.prod(blocks)).view(*blocks), grid).reshape(-1)
+    cells = torch.arange(count, device="cpu")[covered] if covered is not None else torch.arange(count, device="cpu")
+    block_of_cell = _spread(torch.arange(math.prod(blocks), device="cpu").view(*blocks), grid).reshape(-1)
     total = apart.sum(0)
     if not bool((total[start + cells] > 0).any()):
         return Finding(Verdict.CONTRADICTED, "it does not depend on the image")
@@ -365,9 +365,11 @@ def _score(values: Tensor, label: Tensor, block: Tensor) -> tuple[float, float]:
     Chance: the standard deviation if each block had a label at random.
     """
     cells = values.shape[1]
-    of_block = torch.zeros(RUNS, int(block.max()) + 1, dtype=values.dtype).index_add_(1, block, values)
+    of_block = torch.zeros(RUNS, int(block.max()) + 1, dtype=values.dtype, device=values.device).index_add_(
+        1, block, values
+    )
     spread = float(of_block.square().mean(0).sum().sqrt()) / cells
-    return float(values[label, torch.arange(cells)].mean()), spread + 1e-12
+    return float(values[label, torch.arange(cells, device=values.device)].mean()), spread + 1e-12
 
 
 def _other_places(

@@ -292,7 +292,7 @@ def test_the_declared_cost_is_the_counted_cost(method):
     tool = explainer(method, counting, f"model.{case.layer}", **FEW_OR_ALL.get(method, {}))
     whole, _, rests = cls.forwards.rpartition(" + ") if cls.forwards.endswith(" rests") else (cls.forwards, "", "0")
     tool.attribute(x, 1)  # the layout of tokens is proved once, by three passes of one sample
-    stem.rows = counting.tally.backward_rows = 0
+    stem.tally.rows = counting.tally.backward_rows = 0
     tool.attribute(x, 1)
     assert stem.rows == len(x) * amount(whole, tool, 7, x.shape[2:])
     if not getattr(cls, "second_order", False):  # where the rest is linear, nothing is left to differentiate twice

@@ -29,7 +29,12 @@ def seen(samples):
 
 
 def points(samples, dimensions):
-    return SobolEngine(dimensions, scramble=True, seed=0).draw(samples, dtype=torch.float64).tolist()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # PyTorch rounds the first point to it
+    try:
+        return SobolEngine(dimensions, scramble=True, seed=0).draw(samples, dtype=torch.float64).tolist()
+    finally:
+        torch.set_default_dtype(default)
 
 
 def total_indices():

@@ -114,7 +114,7 @@ def value_of(setting: str, value: Any) -> Any:
             )
         value = value[0]
     if isinstance(value, int | float) and not isinstance(value, bool):
-        value = torch.tensor(value, dtype=torch.float64)
+        value = torch.tensor(value, dtype=torch.float64, device="cpu")
     one_level = isinstance(value, Tensor) and value.ndim == 0
     return [value] if setting == "background" and one_level else value
 

@@ -181,6 +181,11 @@ class _Training:
                 return
         vars(module)["training"] = training
 
+    def __delete__(self, module: nn.Module) -> None:
+        """As TorchScript does with the flag of a module that it has just made."""
+        if vars(module).pop("training", None) is None:
+            raise AttributeError("training")
+
 
 def _seen_here() -> Iterable[dict[int, bool]]:
     """The flags that this thread sees; autograd's own threads, where a checkpointed layer runs again, see those of all."""
