@@ -4,9 +4,11 @@ from io import BytesIO
 from pathlib import Path
 
 from camscope.errors import ImageError
+from camscope.files import open_regular
 from camscope.images.photo import read_photo
 from camscope.images.raster import read_raster
 from camscope.images.scans import is_scan, read_scan
+from camscope.images.silence import silent
 from camscope.labels import LabelImage
 
 ORIENTATION = 0x0112  # the tag of EXIF
@@ -31,7 +33,8 @@ def _is_deep(file: str | Path | bytes) -> bool:
     from PIL import Image
 
     try:
-        with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=("PNG", "TIFF")) as image:
+        stream = BytesIO(file) if isinstance(file, bytes) else open_regular(file)
+        with silent(), stream, Image.open(stream, formats=("PNG", "TIFF")) as image:
             deep = image.mode.startswith("I") or image.mode == "F"
             turned = deep and image.getexif().get(ORIENTATION, 1) != 1
     except Exception:  # a damaged file may raise anything
