@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -659,3 +660,13 @@ def test_without_the_extras_the_names_say_what_to_install():
 def test_a_method_without_its_package_is_asked_for_by_name():
     with pytest.raises(MissingExtraError, match=r'captum is not installed; run: pip install "camscope\[captum\]"'):
         GradCAM(Pooled(conv(), 6), "features").sibling("deeplift")
+
+
+@pytest.mark.skipif(find_spec("zennit") is None, reason="zennit is not installed")
+def test_relevance_of_a_healthy_model_is_not_called_constant():
+    # both of its passes are of the same input: that their scores are equal says nothing of the model
+    for seed in range(6):
+        torch.manual_seed(seed)
+        layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)
+        explanation = LRP(nn.Sequential(*layers).eval()).explain(torch.randn(3, 16, 16), 1)
+        assert explanation.status != "constant_score"

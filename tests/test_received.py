@@ -485,6 +485,15 @@ def test_masks_behind_urls_are_read_as_images_are(images, tmp_path):
     assert evidence_of("mask", ["mask"], tmp_path).mask(row, (24, 24)).all()
     with pytest.raises(InputError, match="fetched on request only"):
         evidence_of("mask", ["mask"], Locations(tmp_path, fetch=False)).mask(row, (24, 24))
+    coco = {
+        "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
+        "annotations": [{"image_id": 1, "category_id": 1, "mask_file": "memory://masks/1.png"}],
+        "categories": [{"id": 1, "name": "cell"}],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    received = evidence_of(tmp_path / "coco.json", [], Locations(tmp_path, fetch=False))
+    with pytest.raises(InputError, match="fetched on request only"):
+        received.mask({"path": "a.png", "row": 0}, (24, 24))
     with pytest.raises(InputError, match=r"the mask memory://masks/2\.png: it cannot be read: FileNotFoundError"):
         evidence_of("mask", ["mask"], tmp_path).mask({**row, "mask": "memory://masks/2.png"}, (24, 24))
 

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ KEPT = 2  # tensors that a backward pass keeps for each that a module hands on: 
 class ManyRuns(Explainer, InPasses):
     """A map of the input's pixels that takes many runs of the model. A method writes `attributed`.
 
-    `progress`: show a bar while it works.
+    `progress`: show a bar while it works. `alters_input`: whether the model sees altered versions of the input; only then
+    scores that are all equal show that the model does not depend on it.
     """
 
+    alters_input: ClassVar[bool] = True
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -42,7 +45,7 @@ class ManyRuns(Explainer, InPasses):
     def _observed(self, x: Tensor, score: Score) -> Maps:
         with score.observed() as scores:
             maps = self.attributed(x, score)
-        return replace(maps, constant_score=scores.is_constant(score.precision))
+        return replace(maps, constant_score=scores.is_constant(score.precision)) if self.alters_input else maps
 
     @abstractmethod
     def attributed(self, x: Tensor, score: Score) -> Maps:

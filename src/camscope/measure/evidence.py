@@ -165,10 +165,10 @@ class Coco(Evidence):
         return digest_of({"images": self.known})
 
     @classmethod
-    def read(cls, path: Path, categories: Iterable[str] = (), *, anywhere: bool = False) -> "Coco":
+    def read(cls, path: Path, categories: Iterable[str] = (), *, anywhere: bool = False, fetch: bool = True) -> "Coco":
         """A COCO file; `categories`: only annotations of these names; needed where there are annotations of several.
 
-        `anywhere`: its masks may lie outside its folder.
+        `anywhere`: its masks may lie outside its folder. `fetch`: they may be fetched from other machines.
         """
         message = f"{path}: this is no COCO file of annotations"
         with one_error(message):
@@ -190,7 +190,7 @@ class Coco(Evidence):
                 for one in plain["images"]
             ]
         left_out = tuple(name for name in dict.fromkeys(ordered) if name not in counted)
-        return cls(known, Locations(path.parent, confined=not anywhere), counted, left_out)
+        return cls(known, Locations(path.parent, confined=not anywhere, fetch=fetch), counted, left_out)
 
     @cached_property
     def _named(self) -> Namesakes[tuple[Size, Sequence[Mapping[str, Any]]]]:
@@ -241,7 +241,8 @@ def evidence_of(
     if path.suffix.lower() == ".json":
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
-        return Coco.read(path, categories, anywhere=anywhere)
+        fetch = not isinstance(root, Locations) or root.fetch
+        return Coco.read(path, categories, anywhere=anywhere, fetch=fetch)
     if isinstance(source, str) and source in columns:
         places = root if isinstance(root, Locations) else Locations(root)
         places = replace(places, confined=False) if anywhere else places

@@ -49,6 +49,7 @@ class LRP(AdapterExplainer, PixelExplainer):
 
     name, paper = "lrp", "doi:10.1371/journal.pone.0130140"
     forwards: ClassVar[str] = "2"
+    alters_input: ClassVar[bool] = False
     backwards: ClassVar[str] = "1"
     package: ClassVar[str] = "zennit"
     extra: ClassVar[str] = "lrp"
