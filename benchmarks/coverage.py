@@ -8,8 +8,10 @@
   not rely on.
 - rounding: how often is a difference of 1e-12 found?
 - levels: subgroups that are all alike: how often does the audit say that one differs?
+- dominance: one patient has a third, half, or most of the images: how often does an interval hold the truth, and how wide is it?
 
-`--sims N`: simulations of each case. `--json FILE`; `--write`: into results/coverage.json. `--beside FILE`: figures of another
+`--sims N`: simulations of each case. `--only PART ...`: not all of it.
+`--json FILE`; `--write`: into results/coverage.json. `--beside FILE`: figures of another
 state of camscope, as an earlier commit, shown as "before".
 """
 
@@ -26,11 +28,13 @@ import numpy as np
 import pyarrow as pa
 
 from camscope.audit.answers.contrasts import contrast
+from camscope.audit.answers.performance import auroc
 from camscope.audit.shortcuts.interventions import reliance, removal
 from camscope.measure.agreement import Agreement
 from camscope.measure.sentences import sentences
 from camscope.measure.summary import summarised
 from camscope.metrics import METRICS
+from camscope.metrics.multiway import multiway
 from camscope.metrics.statistics import difference, estimated
 
 RESULTS: Final = Path(__file__).with_name("results") / "coverage.json"
@@ -241,19 +245,131 @@ def levels(sims: int) -> dict[str, float]:
     return made
 
 
-def measured(sims: int) -> dict[str, Any]:
-    """All of it."""
-    return {
-        "coverage": {
-            name: _told(name, covered(metric, truth, draw, sims)) for name, metric, truth, draw in coverages()
-        },
-        "comparisons": _told("comparisons", comparisons(sims)),
-        "contradictions": _told("contradictions", contradictions(sims)),
-        "absences": _told("absences", absences(sims)),
-        "rounding": _told("rounding", rounding(sims)),
-        "levels": _told("levels", levels(sims)),
-        "sims": sims,
-    }
+PATIENTS: Final = 20
+IMAGES: Final = 200
+DOMINANT: Final = (0.3, 0.5, 0.8, 0.9)
+Ends = tuple[float, float]
+
+
+def cluster_sizes(random: Random, patients: int, share: float | None) -> Any:
+    """(patients,) images of each: the first has this share of about 200; 0: 1 to 8 of each; None: 4 of each."""
+    if share is None:
+        return np.full(patients, 4)
+    if not share:
+        return random.integers(1, 9, patients)
+    first = round(share * IMAGES)
+    others = random.multinomial(IMAGES - first - (patients - 1), np.full(patients - 1, 1 / (patients - 1))) + 1
+    return np.concatenate([[first], others])
+
+
+def normal_of(random: Random, groups: Any) -> Any:
+    """Half of the variance is the patient's; the mean is 0."""
+    return (random.normal(size=int(groups.max()) + 1)[groups] + random.normal(size=len(groups))) / 2**0.5
+
+
+def _share_ends(random: Random, groups: Any, seed: int) -> Ends:
+    rates = random.beta(3.6, 0.4, int(groups.max()) + 1)
+    hits = (random.random(len(groups)) < rates[groups]).astype(float)
+    estimate = estimated(hits, groups.tolist(), bounds=(0.0, 1.0))
+    return estimate.low, estimate.high
+
+
+def _mean_ends(random: Random, groups: Any, seed: int) -> Ends:
+    estimate = estimated(normal_of(random, groups), groups.tolist(), replicates=400, seed=seed)
+    return estimate.low, estimate.high
+
+
+def _difference_ends(random: Random, groups: Any, seed: int) -> Ends:
+    values = normal_of(random, groups)
+    estimate = difference(values, np.zeros(len(values)), groups.tolist())
+    if estimate.p is not None and (estimate.p < 0.05) != (estimate.low > 0 or estimate.high < 0):
+        raise ValueError(f"interval {estimate} and p {estimate.p} contradict each other")
+    return estimate.low, estimate.high
+
+
+def _insertion_ends(random: Random, groups: Any, seed: int) -> Ends:
+    """Each image is given the region of one donor; the donors have the sizes that `groups` names, the images one patient each."""
+    donors = random.permutation(groups)
+    values = random.normal(size=int(donors.max()) + 1)[donors] + random.normal(size=len(donors))
+    estimate = multiway(values, range(len(values)), donors.tolist())
+    return estimate.low, estimate.high
+
+
+def _contrast_ends(random: Random, groups: Any, seed: int) -> Ends:
+    """Against a level of 20 patients of 4 images."""
+    other = np.repeat(np.arange(PATIENTS), 4)
+    values = np.concatenate([normal_of(random, groups), normal_of(random, other)])
+    patients = [*groups.tolist(), *(-1 - other).tolist()]
+    level = ["a"] * len(groups) + ["b"] * len(other)
+    gap = contrast(values, level, patients, margin=1e-3, replicates=200, seed=seed, least=6)[0].difference
+    return (float("nan"), float("nan")) if gap is None else (gap.low, gap.high)
+
+
+def _auroc_ends(random: Random, groups: Any, seed: int) -> Ends:
+    """Images with the finding, and as many patients of 4 images each without it; the truth is 0.5."""
+    other = np.repeat(np.arange(int(groups.max()) + 1), 4)
+    values = np.concatenate([normal_of(random, groups), normal_of(random, other)])
+    truth = np.arange(len(values)) < len(groups)
+    estimate = auroc(truth, values, [*groups.tolist(), *(-1 - other).tolist()], replicates=200, seed=seed)
+    return estimate.low, estimate.high
+
+
+ESTIMATES: Final[dict[str, tuple[float, Callable[[Random, Any, int], Ends]]]] = {
+    "a share of 0.9": (0.9, _share_ends),
+    "a mean": (0.0, _mean_ends),
+    "a paired difference": (0.0, _difference_ends),
+    "an insertion, by donors": (0.0, _insertion_ends),
+    "a contrast of subgroups": (0.0, _contrast_ends),
+    "an AUROC": (0.5, _auroc_ends),
+}
+
+
+def dominance(sims: int) -> dict[str, dict[str, float]]:
+    """[case]: the share of intervals that hold the truth, the share of samples without one, and the median width."""
+    cases: list[tuple[str, int, float | None]] = [
+        (f"{PATIENTS} patients of 4", PATIENTS, None),
+        ("6 patients of 1 to 8", 6, 0.0),
+        (f"{PATIENTS} patients of 1 to 8", PATIENTS, 0.0),
+        *((f"{PATIENTS} patients, one has {100 * share:.0f} %", PATIENTS, share) for share in DOMINANT),
+    ]
+    results = {}
+    for name, (truth, interval) in ESTIMATES.items():
+        for case, patients, share in cases:
+            random, ends = np.random.default_rng(5), []
+            for seed in range(sims):
+                sizes = cluster_sizes(random, patients, share)
+                ends.append(interval(random, np.repeat(np.arange(patients), sizes), seed))
+            results[f"{name}, {case}"] = _ends_summary(np.array(ends), truth)
+    return results
+
+
+def _ends_summary(ends: Any, truth: float) -> dict[str, float]:
+    there = ends[~np.isnan(ends[:, 0])]
+    if not len(there):
+        return {"coverage": -1.0, "none": 1.0, "width": -1.0}
+    held = (there[:, 0] <= truth) & (truth <= there[:, 1])
+    width = float(np.median(there[:, 1] - there[:, 0]))
+    return {"coverage": float(held.mean()), "none": 1 - len(there) / len(ends), "width": round(width, 4)}
+
+
+def _coverages(sims: int) -> dict[str, dict[str, float]]:
+    return {name: _told(name, covered(metric, truth, draw, sims)) for name, metric, truth, draw in coverages()}
+
+
+PARTS: Final[dict[str, Callable[[int], Any]]] = {
+    "coverage": _coverages,
+    "comparisons": comparisons,
+    "contradictions": contradictions,
+    "absences": absences,
+    "rounding": rounding,
+    "levels": levels,
+    "dominance": dominance,
+}
+
+
+def measured(sims: int, parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
+    """Some parts, or all of them."""
+    return {part: _told(part, PARTS[part](sims)) for part in parts} | {"sims": sims}
 
 
 def tables(found: dict[str, Any], before: dict[str, Any] | None) -> Iterator[str]:
@@ -284,6 +400,21 @@ def tables(found: dict[str, Any], before: dict[str, Any] | None) -> Iterator[str
         )
 
 
+def dominance_table(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
+    """In Markdown: coverage, samples without an interval, and width, of intervals before and after sizes of groups counted."""
+    yield _row("95 % interval, images by patient", *(f"{when}: {what}" for when in ("before", "now")
+               for what in ("covers", "none", "width")), "width, now / before")  # fmt: skip
+    yield _row(*["---"] * 8)
+    for name, case in now["dominance"].items():
+        cells = []
+        for state in (before["dominance"][name], case):
+            some = state["none"] < 1
+            cells += [f"{state['coverage']:.3f}" if some else "", f"{state['none']:.2f}" if state["none"] else ""]
+            cells.append(f"{state['width']:.2f}" if some else "")
+        ratio = case["width"] / before["dominance"][name]["width"] if case["none"] < 1 else None
+        yield _row(name, *cells, "" if ratio is None else f"{ratio:.2f}")
+
+
 def _covers(one: dict[str, float]) -> list[str]:
     held = "" if one["none"] == 1 else f"{one['coverage']:.3f}"
     return [held, *("" if not one[name] else f"{one[name]:.2f}" for name in ("no width", "none"))]
@@ -303,12 +434,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__)
     parser.add_argument("--sims", type=int, default=600)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="the others stay as they are"
+    )
     parser.add_argument("--write", action="store_true", help=f"into results/{RESULTS.name}")
     parser.add_argument("--beside", type=Path, default=BEFORE if BEFORE.exists() else None)
     chosen = parser.parse_args(arguments)
-    found = measured(chosen.sims)
     before = None if chosen.beside is None else json.loads(chosen.beside.read_text(encoding="utf-8"))
-    print("\n".join(tables(found, before)))
+    results = chosen.json or RESULTS
+    found = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    found |= measured(chosen.sims, chosen.only)
+    if found.keys() >= PARTS.keys():
+        print("\n".join(tables(found, before)))
+    if before is not None and "dominance" in before and "dominance" in found:
+        print("\n".join(["", *dominance_table(found, before)]))
     for path in [chosen.json] * (chosen.json is not None) + [RESULTS] * chosen.write:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

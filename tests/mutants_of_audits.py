@@ -57,7 +57,16 @@ def several_categories() -> None:
     assert merged == ()
 
 
+def one_patient_has_most_of_the_images() -> None:
+    made = effects.removal("token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)])
+    assert made.effect.low is None
+
+
 OF_AUDITS = [
+    Mutant(
+        "an interval without width of one patient", effects, "_effect", " and not made.is_dominated", "",
+        one_patient_has_most_of_the_images,
+    ),
     Mutant(
         "the value for the interval", judged, "beyond", "number.low > margin", "number.value > margin",
         the_whole_interval_counts,

@@ -10,6 +10,7 @@ from camscope.metrics import (
     Estimate,
     average_precision,
     centroid_distance,
+    clusters,
     estimated,
     forgetting,
     iou_otsu,
@@ -146,7 +147,34 @@ def the_null_is_as_wide_as_so_many_images_make_it() -> None:
     assert 0.18 < high - low < 0.28
 
 
+def one_patient_with_half_of_the_images_is_uncertain() -> None:
+    values, patients = np.r_[np.zeros(60), np.tile([0.9, 1.1], 30)], [*["first"] * 60, *range(60)]
+    found = statistics.difference(values, np.zeros(120), patients)
+    assert found.low < 0 < found.high
+
+
+def one_patient_with_most_of_the_images_has_no_interval() -> None:
+    found = statistics.difference(np.random.default_rng(0).random(100), np.zeros(100), [*["first"] * 80, *range(20)])
+    assert found.p is None
+
+
 OF_METRICS = [
+    Mutant(
+        "what groups differ by, and not without each",
+        clusters,
+        "deletion_effects",
+        " / (1 - shares)",
+        "",
+        one_patient_with_half_of_the_images_is_uncertain,
+    ),
+    Mutant(
+        "groups are counted, not weighed",
+        statistics._Sample,
+        "is_enough",
+        "effective_groups(self.counts) >= MIN_EFFECTIVE",
+        "True",
+        one_patient_with_most_of_the_images_has_no_interval,
+    ),
     Mutant("within, not between", localisation, "_otsu", "between.argmax()", "between.argmin()", otsu_is_by_hand),
     Mutant(
         "axes mixed", localisation, "_centre", "for each in sums", "for each in sums[::-1]", a_centre_of_mass_is_by_hand
@@ -170,7 +198,7 @@ OF_METRICS = [
         "plain percentiles",
         statistics,
         "interval_of",
-        "NormalDist().cdf(-reach(groups, level))",
+        "NormalDist().cdf(-reach(size, level))",
         "(1 - level) / 2",
         few_groups_have_a_wide_interval,
     ),

@@ -63,6 +63,10 @@ def test_answers_that_differ_by_rounding_differ_in_nothing(two):
     rounding = 1e-9 * np.where(truth, 1, -1)
     assert comparing._gap(truth, first, first + rounding, patients, seed=0).p == 1
     assert comparing._gap(truth, first, first + 1e5 * rounding, patients, seed=0).mean > 0
+    most = np.where(np.arange(len(truth)) < 0.9 * len(truth), 0, np.asarray(patients)).tolist()
+    gap = comparing._gap(truth, first, first + 1e5 * rounding, most, seed=0)
+    assert gap.p is None
+    assert gap.is_dominated
 
 
 def test_a_number_that_is_anothers_is_no_second_test():

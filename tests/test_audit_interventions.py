@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from camscope.audit.numbers import number
 from camscope.audit.shortcuts.interventions import (
     Effect,
     LogOdds,
@@ -357,6 +358,26 @@ def test_a_mean_over_crossed_groups_has_the_variance_of_its_parts():
     assert np.isnan(multiway(values[:35], rows[:35].tolist()).low)  # five rows
     with pytest.raises(InputError, match="finite"):
         multiway([1.0, np.nan])
+
+
+def test_one_patient_with_most_of_the_images_gives_no_interval_and_no_verdict():
+    random, patients = np.random.default_rng(2), np.r_[np.zeros(160, np.int64), 1 + np.arange(40) % 19]
+    clean = random.normal(size=200)
+    gone = [
+        removal("token", fill, clean, clean - 3, 1.0, patients.tolist(), replicates=200) for fill in ("mean", "blur")
+    ]
+    for one in gone:  # 3 in every image: without most of one patient that has an interval, which is a point
+        assert (one.effect.value, one.effect.low, one.effect.high) == (pytest.approx(3.0), None, None)
+        assert "one patient has 80 % of the images: they weigh as 1.6 patients" in one.effect.reason
+    assert reliance([], gone)[0] == "not testable"
+    pasted = insertion("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
+    assert (pasted.effect.low, pasted.effect.high) == (None, None)
+    assert "one of the donors has 80 % of the insertions" in pasted.effect.reason
+    assert reliance([pasted], []) == ("not testable", pasted.effect.reason)
+    shown = number(pasted.estimate, reason=pasted.few)
+    assert (shown.low, shown.interval, shown.reason) == (None, "", pasted.few)
+    even = insertion("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist())
+    assert reliance([even], [])[0] == "supported"
 
 
 def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():

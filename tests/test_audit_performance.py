@@ -9,6 +9,7 @@ from camscope.audit.answers.calibration import calibration, wilson
 from camscope.audit.answers.contrasts import contrast, contrast_aurocs
 from camscope.audit.answers.performance import auroc, average_precision
 from camscope.audit.answers.ranking import ranked, redrawn, under_precision, under_roc
+from camscope.audit.numbers import number
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimated
 from camscope.metrics.statistics import draws
@@ -298,6 +299,43 @@ def test_aurocs_of_two_views_of_the_same_patients_move_together():
     (apart,) = contrast_aurocs(both, answer, view, margin=0.05)
     assert (paired.word, apart.word) == ("equivalent", "undecided")
     assert paired.difference.mean == apart.difference.mean
+
+
+def test_a_side_of_which_one_patient_has_half_of_the_images_is_as_uncertain_as_it_is():
+    sizes = np.r_[100, np.full(19, 5)]
+    mine, theirs = np.repeat(np.arange(20), sizes), 20 + np.repeat(np.arange(20), 4)
+    patients, site = np.r_[mine, theirs], ["a"] * len(mine) + ["b"] * len(theirs)
+    random, covered, unequal = np.random.default_rng(4), 0, 0
+    for _ in range(200):
+        values = random.normal(size=40)[patients] + random.normal(size=len(patients))
+        (found,) = contrast(values, site, patients.tolist(), margin=0.1, replicates=20)
+        covered += found.difference.low <= 0 <= found.difference.high
+        unequal += found.word == "different"
+        assert (found.difference.p < 0.05) == (not found.difference.low <= 0 <= found.difference.high)
+    assert covered / 200 >= 0.93  # by what patients differ, with one degree less than patients: 0.8
+    assert unequal <= 10
+
+
+def test_one_patient_with_most_of_the_images_leaves_all_open():
+    mine, theirs = np.r_[np.zeros(160, np.int64), 1 + np.arange(40) % 19], 20 + np.arange(80) % 20
+    patients, site = np.r_[mine, theirs].tolist(), ["a"] * 200 + ["b"] * 80
+    random = np.random.default_rng(1)
+    values, truth = random.normal(size=280), np.r_[np.ones(200), np.zeros(80)].astype(bool)
+    (found,) = contrast(values, site, patients, margin=0.1, replicates=50)
+    assert (found.word, found.difference.p) == ("undecided", None)
+    assert "a: one patient has 80 % of the images" in found.reason
+    area = auroc(truth, values, patients, replicates=50)
+    assert np.isnan([area.low, area.high, average_precision(truth, values, patients, replicates=50).low]).all()
+    assert "one group has 80 % of the images of one class" in area.dominance()
+    assert number(area, 0.5, "chance").reason.startswith("one patient has 80 %")
+    assert number(area, 0.5, "chance").low is None
+    half = random.random(280) < 0.5
+    (areas,) = contrast_aurocs(half, values, site, patients, margin=0.1, replicates=50)
+    assert (areas.word, areas.difference.p) == ("undecided", None)
+    judged = calibration(half, random.random(280), patients, replicates=200)
+    assert np.isnan([judged.error.low, judged.brier.low]).all()
+    assert judged.error.is_dominated
+    assert judged.slope is None or np.isnan(judged.slope.low)
 
 
 def test_values_that_are_all_equal_are_taken_to_vary_as_the_others_do():

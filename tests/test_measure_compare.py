@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from camscope import GradCAM, HiResCAM, LayerCAM, Saliency, load_model
 from camscope.cli import app, base
+from camscope.cli import lines as cli_lines
 from camscope.errors import InputError, OutputError, RunError
 from camscope.phantom import draw
 
@@ -265,6 +266,23 @@ def test_methods_with_the_same_maps_are_one_and_never_told_apart():
     assert told["c"].pairs == 1
     rounding = {line.method: line for line in summarised(values_of(enrichment={"a": a, "b": a - 1e-12}))["enrichment"]}
     assert (rounding["b"].under_best.mean, rounding["b"].is_behind) == (0.0, False)
+
+
+def test_a_group_with_most_of_the_images_is_the_reason_for_no_interval():
+    random = np.random.default_rng(0)
+    a = random.random(40)
+    table = values_of(enrichment={"a": a, "b": a - 1 + 0.1 * random.random(40), "CENTRE": a - 2})
+    for share, words in ((36, "one group has 90 % of the images"), (4, "")):
+        column = pa.array([0 if row < share else row for row in table["row"].to_pylist()])
+        lines = summarised(table.append_column("patient", column), "patient")
+        names = {(line.key, line.control): line.method for line in lines["enrichment"]}
+        said = list(sentences(lines, Agreement([], {}, []), names))
+        assert any(words and words in one for one in said) is bool(words)
+        assert any(" is first" in one for one in said) is not bool(words)
+        printed = [text.plain for text in cli_lines.unequal(lines["enrichment"])]
+        assert ["no interval" in one and words in one for one in printed] == [True] * bool(words)
+    known = {line.method: line for line in lines["enrichment"]}
+    assert known["b"].is_behind
 
 
 def test_a_share_of_few_images_is_printed_without_an_interval_and_of_many_with_one_that_has_a_width():

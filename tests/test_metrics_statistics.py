@@ -7,21 +7,23 @@ import pytest
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import difference, estimated, holm
+from camscope.metrics.clusters import degrees_of_freedom, effective_groups
+from camscope.metrics.multiway import multiway
 from camscope.metrics.statistics import least_p, p_of, simultaneous, smallest_prevalence
 
 
 def test_the_mean_is_of_images_and_the_draws_are_of_groups():
-    values, groups = [1.0, 2.0, 3.0, np.nan, 10.0, 0.0, 0.0, 0.0, 0.0], [*"aaabbcdef"]
+    values, groups = [1.0, 2.0, np.nan, 3.0, 9.0, *[0.0] * 8], [*"aaabbccddeeff"]
     found = estimated(values, groups)
-    assert (found.mean, found.n, found.groups, found.undefined, found.p) == (2.0, 8, 6, 1, None)
-    # the mean of six groups drawn with replacement, all that there are
-    sums, counts = np.array([6, 10, 0, 0, 0, 0]), np.array([3, 1, 1, 1, 1, 1])
+    assert (found.mean, found.n, found.groups, found.undefined, found.p) == (1.25, 12, 6, 1, None)
+    assert (found.effective, found.largest) == (pytest.approx(6), pytest.approx(1 / 6))
+    # the mean of six groups of two drawn with replacement, all that there are
     drawn = np.stack(np.meshgrid(*[np.arange(6)] * 6), -1).reshape(-1, 6)
-    means = sums[drawn].sum(1) / counts[drawn].sum(1)
+    means = np.array([3, 12, 0, 0, 0, 0])[drawn].sum(1) / 12
     tail = NormalDist().cdf(-2.5705818366147395 * (6 / 5) ** 0.5)  # Student's t of 5 degrees, of an unbiased variance
     many = estimated(values, groups, replicates=50_000)
     assert (many.low, many.high) == pytest.approx(np.quantile(means, [tail, 1 - tail]), abs=0.15)
-    assert str(found) == f"2.000 [{found.low:.3f}, {found.high:.3f}]"
+    assert str(found) == f"1.250 [{found.low:.3f}, {found.high:.3f}]"
     assert estimated(values).groups == 8
 
 
@@ -193,12 +195,102 @@ def test_a_paired_difference():
 
 
 def test_a_difference_of_groups_is_clustered_by_group():
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
     values, groups = patients(np.random.default_rng(4), 12)
     found = difference(values, np.zeros(len(values)), groups.tolist())
-    sums = np.array([(values - values.mean())[groups == one].sum() for one in range(12)])
-    error = np.sqrt((sums**2).sum() * 12 / 11) / len(values)
-    assert found.high - found.mean == pytest.approx(2.200985160082949 * error)  # Student's t of 11 degrees
+    without = np.array([values[groups != one].mean() for one in range(12)])
+    error = np.sqrt(((without - values.mean()) ** 2).sum() * 11 / 12)
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, found.freedom) * error)
     assert found.groups == 12
+    assert 5 < found.freedom < 11  # patients have one to eight images
+    (corrected,) = simultaneous([found], 3)
+    assert corrected.high - found.mean == pytest.approx(stats.t.ppf(1 - 0.025 / 3, found.freedom) * error)
+
+
+# One group has most of the images
+
+
+def test_degrees_of_freedom_are_those_of_the_matrices_that_they_come_from():
+    for sizes in ([1, 2, 9, 4, 4, 7], [100, 3, 2, 2, 1, 1, 1]):
+        shares = np.array(sizes) / sum(sizes)
+        centering = np.eye(len(sizes)) - shares
+        product = np.diag((shares / (1 - shares)) ** 2) @ centering @ np.diag(1 / np.array(sizes)) @ centering.T
+        assert degrees_of_freedom(np.array(sizes)) == pytest.approx(
+            np.trace(product) ** 2 / np.trace(product @ product)
+        )
+    assert degrees_of_freedom(np.full(9, 4)) == pytest.approx(8)
+    assert effective_groups(np.array([90, 5, 5])) == pytest.approx(1 / (0.81 + 0.005))
+
+
+def sized(share, images=200, count=20):
+    """(N,) groups of which the first has a share of the images."""
+    first = round(images * share)
+    others = np.arange(images - first) % (count - 1) + 1
+    return np.concatenate([np.zeros(first, np.int64), others])
+
+
+def clustered_values(random, groups):
+    """Half of the variance is the patient's; the mean is 0."""
+    return (random.normal(size=int(groups.max()) + 1)[groups] + random.normal(size=len(groups))) / 2**0.5
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_intervals_cover_where_one_patient_has_half_of_the_images(share):
+    groups, random, covered = sized(share), np.random.default_rng(6), np.zeros(4)
+    for seed in range(300):
+        values = clustered_values(random, groups)
+        rates = random.beta(3.6, 0.4, 20)
+        hits = (random.random(len(groups)) < rates[groups]).astype(float)
+        gap = difference(values, np.zeros(len(values)), groups.tolist())
+        mean = estimated(values, groups.tolist(), replicates=200, seed=seed)
+        found = estimated(hits, groups.tolist(), bounds=(0.0, 1.0))
+        both = multiway(values, range(len(values)), groups.tolist())
+        ends = ((gap, 0.0), (mean, 0.0), (found, 0.9), (both, 0.0))
+        covered += [one.low <= truth <= one.high for one, truth in ends]
+        assert (gap.p < 0.05) == (gap.low > 0 or gap.high < 0)
+    assert (covered / 300 >= 0.93).all()  # with the linearized variance and one degree less than patients: 0.75 to 0.9
+
+
+@pytest.mark.parametrize("share", [0.6, 0.8, 0.9])
+def test_no_interval_and_no_p_where_one_patient_has_most_of_the_images(share):
+    groups = sized(share)
+    values = clustered_values(np.random.default_rng(0), groups)
+    some = (
+        estimated(values, groups.tolist()),
+        estimated((values > 0).astype(float), groups.tolist(), bounds=(0.0, 1.0)),
+        estimated(np.ones(len(values)), groups.tolist(), bounds=(0.0, 1.0)),
+        difference(values, np.zeros(len(values)), groups.tolist()),
+        difference(values + 1, values, groups.tolist()),
+        multiway(values, range(len(values)), groups.tolist()),
+    )
+    for found in some:
+        assert np.isnan([found.low, found.high]).all()
+        assert found.p is None
+        assert found.is_dominated
+        assert f"one group has {100 * share:.0f} % of the images" in found.dominance()
+    assert simultaneous([some[3]], 4)[0].p is None
+    assert estimated(values).dominance() == ""
+
+
+def test_groups_of_one_size_have_the_interval_that_they_had():
+    values, groups = (
+        clustered_values(np.random.default_rng(3), np.repeat(np.arange(10), 4)),
+        np.repeat(np.arange(10), 4),
+    )
+    means = values.reshape(10, 4).mean(1)
+    gap, alone = difference(values, np.zeros(40), groups.tolist()), difference(means, np.zeros(10))
+    assert (gap.low, gap.high, gap.p) == (pytest.approx(alone.low), pytest.approx(alone.high), pytest.approx(alone.p))
+    assert estimated(values, groups.tolist()).high == pytest.approx(estimated(means).high)
+
+
+def test_groups_of_one_mean_have_no_interval_whatever_varies_within_them():
+    values, groups = np.tile([0.1, 0.7, 0.2], 8), np.repeat(np.arange(8), 3).tolist()
+    assert np.isnan(estimated(values, groups).low)
+    gap = difference(values, np.zeros(24), groups)
+    assert np.isnan([gap.low, gap.high]).all()
+    assert gap.p == least_p(8)
+    none = difference(np.tile([0.1, 0.2, -0.3], 8), np.zeros(24), groups)  # 0 in every group, but for rounding
+    assert none.p == 1
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])

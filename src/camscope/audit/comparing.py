@@ -193,9 +193,25 @@ def _gap(truth: Any, first: Any, second: Any, groups: Sequence[int], seed: int) 
     drawn = [redrawn(one, under_roc, REPLICATES, seed) for one in rankings]
     fewest = min(rankings[0].witnesses)
     spread = float(kept(drawn[1] - drawn[0], rankings[0].words()).std())
-    error = 0.0 if spread <= PRECISION else spread * sqrt(fewest / max(1, fewest - 1))
-    low, high, p = student(gap, error, fewest)
-    return Estimate(gap, low, high, len(truth), len(set(groups)), p=p, witnesses=fewest, method=STUDENT)
+    few = min(fewest, rankings[0].effective)
+    error = 0.0 if spread <= PRECISION else spread * sqrt(few / max(1, few - 1))
+    effective = min(float(fewest), rankings[0].effective)
+    made = Estimate(
+        gap,
+        np.nan,
+        np.nan,
+        len(truth),
+        len(set(groups)),
+        witnesses=fewest,
+        method=STUDENT,
+        effective=effective,
+        largest=rankings[0].largest,
+        freedom=max(1.0, effective - 1),
+    )
+    if made.is_dominated:
+        return made
+    low, high, p = student(gap, error, fewest, made.freedom)
+    return replace(made, low=low, high=high, p=p)
 
 
 def _rankings(truth: Any, answers: Sequence[Any], groups: Sequence[int]) -> list[Ranking]:

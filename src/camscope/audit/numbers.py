@@ -12,13 +12,19 @@ DIGITS = 10  # significant ones: what rounding does to the last bits is no diffe
 
 
 def number(found: Estimate | None, baseline: float | None = None, name: str = "", reason: str = "") -> Number:
-    """An estimate, beside what knows nothing; without one, why there is none. Of few patients it has no interval, and no p."""
+    """An estimate and its baseline; without an estimate, why there is none.
+
+    With few patients, or with most images from one of them, it has no interval and no p.
+    """
     if found is None:
         return Number(reason=reason or "there is no value", baseline=rounded(baseline), baseline_name=name)
     few = found.groups < FOR_AN_INTERVAL
-    low, high = (None, None) if few else (rounded(found.low), rounded(found.high))
+    none = few or found.is_dominated
+    low, high = (None, None) if none else (rounded(found.low), rounded(found.high))
     why = f"too few patients for an interval: {patients(found)}, and {FOR_AN_INTERVAL} are needed" if few else ""
-    if not few and (low is None or high is None):
+    if found.is_dominated and not (found.roles and reason):  # of insertions the reason says whose they are
+        why = found.dominance("patient")
+    if not none and (low is None or high is None):
         why = "nothing varies from which an interval could be estimated"
     return Number(
         value=rounded(found.mean),
@@ -27,7 +33,7 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
         n=found.n,
         groups=found.groups,
         undefined=found.undefined,
-        p=None if few else rounded(found.p),
+        p=None if none else rounded(found.p),
         baseline=rounded(baseline),
         baseline_name=name,
         reason="; ".join(filter(None, (reason, why))),

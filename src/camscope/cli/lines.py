@@ -1,6 +1,7 @@
 """How the lines of a summary are printed: what their metric is, how sure a difference is, why values are missing."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,14 @@ def missing(rows: Any, line: "Line") -> "list[Text]":
         base.styled((base.shown(f"undefined {count} of {listed(methods[count, reason])}: {reason}"), "dim"))
         for count, reason in worst
     ]
+
+
+def unequal(own: "Sequence[Line]") -> "list[Text]":
+    """Why a metric has no intervals, where one group has most of the images."""
+    from camscope.measure.sentences import dominance
+
+    reason = dominance(own)
+    return [base.styled((base.shown(f"no interval: {reason}"), "dim"))] if reason else []
 
 
 def figure_file(given: str | Path, overwrite: bool) -> Path:

@@ -151,7 +151,7 @@ def tables(
     for name, own in told.items():
         console.print(lines.headed(name, own[0]), soft_wrap=True)
         console.print(_table(own))
-        for text in lines.missing(table, own[0]):
+        for text in [*lines.missing(table, own[0]), *lines.unequal(own)]:
             console.print(text, soft_wrap=True)
     if figure is not None:
         write_bytes(figure, drawn(told, figure.suffix.lower(), found.title), overwrite=overwrite)

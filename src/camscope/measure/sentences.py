@@ -15,6 +15,8 @@ def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: 
     """First of the maps, then of all metrics of which the same holds, then of each by itself."""
     for group in agreement.groups:
         yield f"{listed([names[key, False] for key in group])}: the same maps here, as they are displayed"
+    if reason := dominance([line for own in lines.values() for line in own]):
+        yield reason
     known = {metric: one for metric, own in lines.items() if len((one := _Top(own, names)).methods) > 1}
     few = {needed for one in known.values() if (needed := one.needed)}
     if few:
@@ -38,6 +40,13 @@ def has_rivals(line: Line) -> bool:
     How a map spreads is no merit to be beaten in, nor is how still it holds: a map that does not look holds still.
     """
     return METRICS[line.metric].needs not in ("map", "explainer")
+
+
+def dominance(lines: Sequence[Line]) -> str:
+    """Why there are no intervals, where one group has most of the images; "" where none of the lines lacks one for that."""
+    every = [estimate for line in lines for estimate in (line.estimate, line.under_best, line.over_control)]
+    estimates = [estimate for estimate in every if estimate is not None and estimate.is_dominated]
+    return min(estimates, key=lambda estimate: estimate.effective or 0.0).dominance() if estimates else ""
 
 
 def listed(words: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError
 from camscope.metrics.base import Floats
+from camscope.metrics.clusters import MIN_EFFECTIVE, degrees_of_freedom, deletion_effects, effective_groups
 from camscope.metrics.statistics import MIN_GROUPS, Estimate, numbered
 
 Groups = npt.NDArray[np.int64]
@@ -19,19 +20,30 @@ def multiway(values: npt.ArrayLike, *kinds: Sequence[Hashable] | None, level: fl
     """(N,) values, of each kind (N,) groups -> their mean and its interval; `groups`: those of the kind that has the fewest.
 
     The variance is that of the mean clustered by each kind, less that by each two together, and so on, and never less than
-    that by any one kind; Student's t with one less than the fewest groups. Cameron, Gelbach & Miller 2011,
-    doi:10.1198/jbes.2010.07136.
-    NaN for the ends where a kind has fewer groups than an interval needs. InputError for values that are not finite.
+    that by any one kind: Cameron, Gelbach & Miller 2011, doi:10.1198/jbes.2010.07136. Each is the jackknife's, and Student's t
+    has the degrees of freedom of the kind with the fewest; see `clusters`. `effective`, `largest`: of the kind with the fewest
+    effective groups. NaN for the ends where a kind has fewer groups, or fewer effective ones, than an interval needs.
+    InputError for values that are not finite.
     """
     given = np.asarray(values, np.float64)
     if given.ndim != 1 or not len(given) or not np.isfinite(given).all():
         raise InputError(f"values {given.shape}: expected (N,) finite numbers")
     named = [numbered(kind, len(given)) for kind in kinds or (None,)]
     fewest = min(len(np.unique(one)) for one in named)
-    mean, half = float(given.mean()), nan
-    if fewest >= MIN_GROUPS:
-        half = _t(fewest - 1, level) * sqrt(_variance(given - mean, named))
-    return Estimate(mean, mean - half, mean + half, len(given), fewest, method=CLUSTERED)
+    mean, half, sizes = float(given.mean()), nan, [np.bincount(one) for one in named]
+    worst = min(sizes, key=effective_groups)
+    if fewest >= MIN_GROUPS and effective_groups(worst) >= MIN_EFFECTIVE:
+        half = _t(min(map(degrees_of_freedom, sizes)), level) * sqrt(_variance(given - mean, named))
+    return Estimate(
+        mean,
+        mean - half,
+        mean + half,
+        len(given),
+        fewest,
+        method=CLUSTERED,
+        effective=effective_groups(worst),
+        largest=float(worst.max() / worst.sum()),
+    )
 
 
 def _variance(off: Floats, kinds: Sequence[Groups]) -> float:
@@ -46,9 +58,8 @@ def _variance(off: Floats, kinds: Sequence[Groups]) -> float:
 
 
 def _clustered(off: Floats, groups: Groups) -> float:
-    sums = np.bincount(groups, weights=off)[np.unique(groups)]
-    count = len(sums)
-    return 0.0 if count < 2 else float((sums**2).sum()) / len(off) ** 2 * count / (count - 1)
+    sums = np.asarray(np.bincount(groups, weights=off), np.float64)
+    return 0.0 if len(sums) < 2 else float((deletion_effects(sums, np.bincount(groups)) ** 2).sum())
 
 
 def _together(kinds: Sequence[Groups]) -> Groups:
@@ -56,7 +67,7 @@ def _together(kinds: Sequence[Groups]) -> Groups:
     return np.asarray(np.unique(np.stack(kinds), axis=1, return_inverse=True)[1].reshape(-1), np.int64)
 
 
-def _t(freedom: int, level: float) -> float:
+def _t(freedom: float, level: float) -> float:
     from scipy import stats
 
     return float(stats.t.ppf(0.5 + level / 2, freedom))

@@ -13,6 +13,13 @@ import numpy.typing as npt
 from camscope.errors import InputError, MissingExtraError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
+from camscope.metrics.clusters import (
+    MIN_EFFECTIVE,
+    degrees_of_freedom,
+    deletion_effects,
+    effective_groups,
+    linearized_variance,
+)
 
 REPLICATES = 2000
 MIN_GROUPS: Final = 6  # of five groups no difference has p below 0.05, even if all have one sign: 2^(1 - 5)
@@ -29,7 +36,9 @@ class Estimate:
     `p`: of a difference, two-sided; None of a mean, and of a difference of too few groups. `witnesses`: the groups that the
     interval rests on, where these are fewer than `groups`: of an AUROC those of the rarer class. `method`: how the interval
     was made, "bootstrap" unless another function says so. `roles`: where each value belongs to groups of several kinds, how
-    many of each there are; `groups` is then the smallest of these counts.
+    many of each there are; `groups` is then the smallest of these counts. `effective`: Kish's effective number of groups, and
+    `largest`: the share of the values that the largest group has, where they are known; with fewer than `MIN_EFFECTIVE`
+    effective groups there is no interval and no p. `freedom`: degrees of freedom of a difference, `groups` - 1 unless known.
     """
 
     mean: float
@@ -42,6 +51,26 @@ class Estimate:
     witnesses: int | None = None
     method: str = BOOTSTRAP
     roles: tuple[tuple[str, int], ...] = ()
+    effective: float | None = None
+    largest: float | None = None
+    freedom: float | None = None
+
+    @property
+    def is_dominated(self) -> bool:
+        """Whether so few groups have most of the values that there is no interval."""
+        counted = self.groups if self.witnesses is None else self.witnesses
+        enough = self.groups >= MIN_GROUPS and self.effective is not None
+        return enough and self.effective is not None and self.effective < min(counted, MIN_EFFECTIVE) - PRECISION
+
+    def dominance(self, group: str = "group") -> str:
+        """Why there is no interval, where few groups have most of the values; else ""."""
+        if not self.is_dominated or self.effective is None or self.largest is None:
+            return ""
+        values = "images" if self.witnesses is None else "images of one class"
+        return (
+            f"one {group} has {100 * self.largest:.0f} % of the {values}: they weigh as {self.effective:.1f} {group}s of "
+            f"equal size, and {MIN_EFFECTIVE:g} are needed for an interval"
+        )
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" if isnan(self.low) else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -63,14 +92,16 @@ def estimated(
         groups: (N,) patients or scenes. Images of one group are not independent. Default: each image is its own group.
         bounds: The least and the largest possible value, such as (0, 1) for a share. The interval is then that of Korn and
             Graubard (1998), which has a width where all values are 0 or all are 1. Without bounds it is a bootstrap of groups
-            with expanded percentiles (Hesterberg 2015, doi:10.1080/00031305.2015.1089789).
+            with expanded percentiles (Hesterberg 2015, doi:10.1080/00031305.2015.1089789). Both are as wide as the variance of
+            the means without each group says (a jackknife), with degrees of freedom for groups of these sizes; see `clusters`.
         replicates: Bootstrap resamples, without bounds.
         seed: Seed of the bootstrap.
         level: Confidence level.
 
     Returns:
-        The estimate. It has no interval with fewer than `MIN_GROUPS` groups. Without bounds it has none either where all
-        values are equal.
+        The estimate. It has no interval with fewer than `MIN_GROUPS` groups, nor where so few of them have most of the images
+        that they weigh as fewer than `MIN_EFFECTIVE` of equal size. Without bounds it has none either where all groups have
+        the same mean.
 
     Raises:
         UndefinedError: No row has a value.
@@ -84,10 +115,11 @@ def estimated(
     low, high = nan, nan
     if bounds is not None:
         low, high = sample.bounded_interval(bounds, level)
-    elif not sample.is_constant:
+    elif sample.is_enough and sample.varies:
         low, high = interval_of(_means(sample.sums, sample.counts, replicates, seed), sample.groups, level)
-    method = BOOTSTRAP if bounds is None else KORN_GRAUBARD
-    return Estimate(sample.mean, low, high, len(sample.values), sample.groups, sample.undefined, method=method)
+        wider = sample.inflation(level)
+        low, high = sample.mean - wider * (sample.mean - low), sample.mean + wider * (high - sample.mean)
+    return sample.estimate(low, high, method=BOOTSTRAP if bounds is None else KORN_GRAUBARD)
 
 
 def difference(
@@ -95,8 +127,8 @@ def difference(
 ) -> Estimate:
     """Estimate the mean of one - other over the images of which both (N,) have a value.
 
-    The interval and `p` are of one procedure, so they never contradict each other: Student's t of the variance between groups.
-    `p` is never less than `least_p`.
+    The interval and `p` are of one procedure, so they never contradict each other: Student's t of the jackknife's variance
+    over groups, with degrees of freedom for groups of these sizes; see `clusters`. `p` is never less than `least_p`.
 
     Args:
         one: (N,) values.
@@ -105,8 +137,8 @@ def difference(
         precision: Smaller differences are rounding and count as 0, as do those of less than 1e-6 of the two values.
 
     Returns:
-        The estimate, with `p`. With fewer than `MIN_GROUPS` groups it has neither interval nor `p`. Where all differences are
-        equal it has no interval; `p` is then `least_p`, or 1 where they are 0.
+        The estimate, with `p`. With fewer than `MIN_GROUPS` groups, or fewer than `MIN_EFFECTIVE` effective ones, it has neither
+        interval nor `p`. Where all groups differ alike it has no interval; `p` is then `least_p`, or 1 where they differ by 0.
 
     Raises:
         UndefinedError: No image has both values.
@@ -120,13 +152,14 @@ def difference(
     gaps = first - second
     gaps[np.abs(gaps) <= np.maximum(precision, PRECISION * np.maximum(np.abs(first), np.abs(second)))] = 0.0
     sample = _Sample.of(gaps, groups)
-    varies = sample.groups >= MIN_GROUPS and not sample.is_constant
-    low, high, p = student(sample.mean, sqrt(sample.variance) if varies else 0.0, sample.groups)
-    return Estimate(sample.mean, low, high, len(sample.values), sample.groups, sample.undefined, p, method=STUDENT)
+    mean = sample.mean if sample.varies or abs(sample.mean) > sample.rounding else 0.0
+    error = sqrt(sample.variance) if sample.is_enough and sample.varies else 0.0
+    low, high, p = student(mean, error, sample.groups, sample.freedom) if sample.is_enough else (nan, nan, None)
+    return sample.estimate(low, high, p=p, method=STUDENT, freedom=sample.freedom)
 
 
-def student(mean: float, error: float, groups: int) -> tuple[float, float, float | None]:
-    """The ends and p of a difference with this standard error, of so many groups.
+def student(mean: float, error: float, groups: int, freedom: float | None = None) -> tuple[float, float, float | None]:
+    """The ends and p of a difference with this standard error, of so many groups; `freedom`: default one less than groups.
 
     NaN for the ends where the error is 0; NaN and None with too few groups.
     """
@@ -134,9 +167,10 @@ def student(mean: float, error: float, groups: int) -> tuple[float, float, float
         return nan, nan, None
     if error == 0:
         return nan, nan, least_p(groups) if mean else 1.0
-    half = _t(groups, 0.025) * error
-    p = 2 * float(_special().stdtr(groups - 1, -abs(mean) / error))
-    return mean - half, mean + half, max(p, least_p(groups))
+    freedom = groups - 1 if freedom is None else freedom
+    half = t_quantile(freedom, 0.025) * error
+    p = max(2 * float(_special().stdtr(freedom, -abs(mean) / error)), least_p(groups))
+    return mean - half, mean + half, p
 
 
 def simultaneous(estimates: Sequence[Estimate], among: int | None = None) -> list[Estimate]:
@@ -155,13 +189,14 @@ def _widened(one: Estimate, count: int) -> Estimate:
     p, groups = min(1.0, count * one.p), one.witnesses or one.groups
     if count * least_p(groups) >= 0.05:
         return replace(one, low=nan, high=nan, p=p)
-    half = (one.high - one.low) / 2 * _t(groups, 0.025 / count) / _t(groups, 0.025)
+    freedom = groups - 1 if one.freedom is None else one.freedom
+    half = (one.high - one.low) / 2 * t_quantile(freedom, 0.025 / count) / t_quantile(freedom, 0.025)
     return replace(one, low=one.mean - half, high=one.mean + half, p=p)
 
 
-def _t(groups: int, tail: float) -> float:
-    """Student's t that leaves out this tail."""
-    return -float(_special().stdtrit(groups - 1, tail))
+def t_quantile(freedom: float, tail: float) -> float:
+    """Student's t that this share of the distribution exceeds."""
+    return -float(_special().stdtrit(freedom, tail))
 
 
 def least_p(groups: int) -> float:
@@ -210,18 +245,22 @@ def draws(groups: int, replicates: int, seed: int, width: int | None = None) -> 
         yield random.integers(0, groups, (min(step, replicates - first), groups))
 
 
-def interval_of(drawn: Floats, groups: int, level: float = 0.95) -> tuple[float, float]:
-    """The expanded percentiles of bootstrap replicates of so many groups; NaN where these are too few, or nothing varies."""
-    if groups < MIN_GROUPS:
+def interval_of(drawn: Floats, groups: int, level: float = 0.95, effective: float | None = None) -> tuple[float, float]:
+    """The expanded percentiles of bootstrap replicates of so many groups; NaN where these are too few, or nothing varies.
+
+    `effective`: of how many groups they are in effect, where these are of different sizes.
+    """
+    if groups < MIN_GROUPS or (effective is not None and effective < MIN_EFFECTIVE):
         return nan, nan
-    tail = NormalDist().cdf(-reach(groups, level))
+    size = groups if effective is None else effective
+    tail = NormalDist().cdf(-reach(size, level))
     low, high = (float(end) for end in np.quantile(drawn, [tail, 1 - tail]))
     return (low, high) if low < high else (nan, nan)
 
 
-def reach(groups: int, level: float = 0.95) -> float:
+def reach(groups: float, level: float = 0.95) -> float:
     """How many standard deviations of the draws of so many groups an interval reaches to either side: Student's t, unbiased."""
-    return _t(groups, (1 - level) / 2) * sqrt(groups / (groups - 1))
+    return t_quantile(groups - 1, (1 - level) / 2) * sqrt(groups / (groups - 1))
 
 
 def p_of(interval: Callable[[float], tuple[float, float]]) -> float:
@@ -277,33 +316,70 @@ class _Sample:
         return float(self.sums.sum() / self.counts.sum())
 
     @property
+    def rounding(self) -> float:
+        """What is no more than this beside the values is 0."""
+        return PRECISION * float(np.abs(self.values).max())
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are as many groups as an interval needs, and as many of them effective."""
+        return self.groups >= MIN_GROUPS and effective_groups(self.counts) >= MIN_EFFECTIVE
+
+    @property
+    def varies(self) -> bool:
+        """Whether groups differ, but for rounding."""
+        return not self.is_constant and sqrt(linearized_variance(self.sums, self.counts)) > self.rounding / self.groups
+
+    @property
     def variance(self) -> float:
-        """Of the mean, by what groups differ."""
-        return (
-            float(((self.sums - self.counts * self.mean) ** 2).sum())
-            / len(self.values) ** 2
-            * self.groups
-            / (self.groups - 1)
-        )
+        """Of the mean: the jackknife's."""
+        return float((deletion_effects(self.sums, self.counts) ** 2).sum())
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the variance."""
+        return degrees_of_freedom(self.counts) if self.is_enough else max(1, self.groups - 1)
 
     @property
     def is_constant(self) -> bool:
         """Whether all values are equal, but for rounding."""
-        return float(np.ptp(self.values)) <= PRECISION * float(np.abs(self.values).max())
+        return float(np.ptp(self.values)) <= self.rounding
+
+    def inflation(self, level: float) -> float:
+        """How much farther than that of a bootstrap of groups of one size the interval reaches: 1 where they have one size."""
+        if int(np.ptp(self.counts)) == 0:
+            return 1.0
+        tail = (1 - level) / 2
+        wider = sqrt(self.variance / linearized_variance(self.sums, self.counts))
+        return max(1.0, wider * t_quantile(self.freedom, tail) / t_quantile(self.groups - 1, tail))
+
+    def estimate(self, low: float, high: float, **fields: Any) -> Estimate:
+        """The mean with this interval."""
+        return Estimate(
+            self.mean,
+            low,
+            high,
+            len(self.values),
+            self.groups,
+            self.undefined,
+            effective=effective_groups(self.counts),
+            largest=float(self.counts.max() / self.counts.sum()),
+            **fields,
+        )
 
     def bounded_interval(self, bounds: tuple[float, float], level: float) -> tuple[float, float]:
         """Clopper and Pearson's interval of an effective sample size: Korn and Graubard 1998, Survey Methodology 24, 193.
 
         Of values that are `bounds` (0 or 1) and groups of one image each it is Clopper and Pearson's own. The effective size
         is that at which independent shares would vary as the mean does, corrected for how few groups say so. Where nothing
-        varies it is the number of groups: images of one group are then taken for one.
+        varies it is the effective number of groups: images of one group are then taken for one.
         """
         low, high = bounds
         if self.values.min() < low - PRECISION * (high - low) or self.values.max() > high + PRECISION * (high - low):
             raise InputError(
                 f"values {self.values.min():g}..{self.values.max():g}: expected {low:g}..{high:g}, the bounds"
             )
-        if self.groups < MIN_GROUPS:
+        if not self.is_enough:
             return nan, nan
         share = min(1.0, max(0.0, (self.mean - low) / (high - low)))
         ends = clopper_pearson(share, self._effective_size(share, high - low, bounds, level), level)
@@ -311,12 +387,12 @@ class _Sample:
 
     def _effective_size(self, share: float, wide: float, bounds: tuple[float, float], level: float) -> float:
         if float(np.ptp(self.values)) <= PRECISION * wide:
-            return float(self.groups)
+            return effective_groups(self.counts)
         if self.groups == len(self.values) and np.isin(self.values, bounds).all():
             return float(self.groups)
         by_image = float(self.values.var()) / (len(self.values) - 1)
         normal = NormalDist().inv_cdf((1 + level) / 2)
-        few = normal / _t(self.groups, (1 - level) / 2)
+        few = normal / t_quantile(self.freedom, (1 - level) / 2)
         return share * (1 - share) / (max(self.variance, by_image) / wide**2) * few**2
 
 

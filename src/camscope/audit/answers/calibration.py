@@ -11,6 +11,7 @@ from camscope.audit.answers.recalibration import Recalibration, recalibrated
 from camscope.errors import InputError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask
+from camscope.metrics.clusters import effective_groups
 from camscope.metrics.statistics import REPLICATES, Estimate, draws, estimated, interval_of, numbered
 
 PERFECT = 1000  # sets of perfectly calibrated truth that say what error chance alone makes
@@ -130,8 +131,10 @@ def _error(
     for part in draws(count, replicates, seed):
         weights = times(part, count)
         drawn.append(np.abs(weights @ gaps).sum(1) / (weights @ sizes))
-    low, high = interval_of(np.concatenate(drawn), count)
-    return Estimate(float(np.abs(gaps.sum(0)).sum() / len(y)), low, high, len(y), count, lost)
+    effective = effective_groups(sizes)
+    low, high = interval_of(np.concatenate(drawn), count, effective=effective)
+    error, largest = float(np.abs(gaps.sum(0)).sum() / len(y)), float(sizes.max() / sizes.sum())
+    return Estimate(error, low, high, len(y), count, lost, effective=effective, largest=largest)
 
 
 def _by_chance(p: Floats, group: npt.NDArray[np.int64], place: npt.NDArray[np.int64], seed: int) -> tuple[float, float]:
@@ -152,10 +155,11 @@ def _bins(y: Mask, p: Floats, group: npt.NDArray[np.int64], place: npt.NDArray[n
 
 def _bin(y: Mask, p: Floats, group: npt.NDArray[np.int64]) -> Bin:
     witnesses, share = len(np.unique(group)), float(y.mean())
-    return Bin(float(p.mean()), share, *wilson(share, witnesses), len(y), witnesses)
+    effective = effective_groups(np.unique(group, return_counts=True)[1])
+    return Bin(float(p.mean()), share, *wilson(share, effective), len(y), witnesses)
 
 
-def wilson(share: float, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson(share: float, n: float, z: float = 1.959963984540054) -> tuple[float, float]:
     """The 95 % interval of a share of n independent answers; Wilson 1927, doi:10.1080/01621459.1927.10502953."""
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)

@@ -1,7 +1,7 @@
 """Contrasts: does a number differ between sites, sexes or scanners, does it not, or is that open?"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import copysign, sqrt
 from typing import Literal
 
@@ -15,16 +15,16 @@ from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask
+from camscope.metrics.clusters import degrees_of_freedom, deletion_effects
 from camscope.metrics.statistics import (
     PRECISION,
     REPLICATES,
     STUDENT,
     Estimate,
-    draws,
-    interval_of,
+    estimated,
     numbered,
     p_of,
-    reach,
+    t_quantile,
 )
 
 Word = Literal["different", "equivalent", "undecided"]
@@ -54,17 +54,20 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Side:
-    """The number of one side, in draws of the patients of both; of its own `patients`, by number, `witnesses` vouch for it.
+    """The number of one side; of its own `patients`, by number, `witnesses` vouch for it.
 
-    `at`: its interval at a level.
+    Of a mean, `moves`: by how much each group, by number, moves it (see `deletion_effects`), and `freedom`: degrees of freedom
+    of what they say. Of an AUROC, `drawn`: the number in draws of the patients of both sides, and `at`: its interval at a level.
     """
 
     estimate: Estimate
-    at: Ends
-    drawn: Floats
     patients: npt.NDArray[np.int64]
     witnesses: int
     constant: bool = False
+    moves: Floats = field(default_factory=lambda: np.zeros(0))
+    freedom: float = np.inf
+    drawn: Floats = field(default_factory=lambda: np.zeros(0))
+    at: Ends = lambda level: (np.nan, np.nan)
 
 
 Interval = tuple[Callable[[Side, Side, float], tuple[float, float]], str]  # the ends of a difference, and the method
@@ -172,12 +175,18 @@ def _contrast(
     ends, method = interval
     flat = [str(words) for words, made in ((level, own), (against or "all others", other)) if made.constant]
     reason = f"all values of {' and of '.join(flat)} are equal" if flat else ""
+    reason = reason or _dominance(level, own) or _dominance(against or "all others", other)
     low, high, p = np.nan, np.nan, None
-    if len(flat) < 2:
+    if len(flat) < 2 and not (one.is_dominated or two.is_dominated):
         low, high = ends(own, other, 1 - LEVEL / count)
         p = min(1.0, count * p_of(lambda certainty: ends(own, other, certainty)))
     difference = Estimate(one.mean - two.mean, low, high, one.n + two.n, patients, p=p, method=method)
     return Contrast(level, against, one, two, difference, _word(low, high, margin), reason)
+
+
+def _dominance(level: Hashable, side: Side) -> str:
+    why = side.estimate.dominance("patient")
+    return f"{level}: {why}" if why else ""
 
 
 def _word(low: float, high: float, margin: float) -> Word:
@@ -186,15 +195,17 @@ def _word(low: float, high: float, margin: float) -> Word:
     return "different" if low > 0 or high < 0 else "undecided"
 
 
-def _gaps(own: Side, other: Side) -> Floats:
-    """Draws of the difference. A side whose values are all equal is taken to vary as the other does: it would not be seen."""
-    one, two = own.drawn, other.drawn
+def _error(own: Side, other: Side) -> float:
+    """Of the difference of two means, by the jackknife: of patients in both, both move at once.
+
+    A side whose values are all equal is taken to vary as the other does: it would not be seen.
+    """
+    one, two = own.moves, other.moves
     if own.constant:
-        one = one + (two[::-1] - other.estimate.mean) * sqrt(other.witnesses / own.witnesses)
+        return float((two**2).sum() * (1 + other.witnesses / own.witnesses)) ** 0.5
     if other.constant:
-        two = two + (own.drawn[::-1] - own.estimate.mean) * sqrt(own.witnesses / other.witnesses)
-    gaps = one - two
-    return np.asarray(gaps[~np.isnan(gaps)])
+        return float((one**2).sum() * (1 + own.witnesses / other.witnesses)) ** 0.5
+    return float(((one - two) ** 2).sum()) ** 0.5
 
 
 def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, replicates: int, seed: int) -> Side:
@@ -203,19 +214,13 @@ def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, r
     _expect_patients(patients, least)
     sums = np.bincount(group[rows], weights=given[rows], minlength=count)
     sizes = np.bincount(group[rows], minlength=count)
-    drawn = np.concatenate([_ratio(sums[part].sum(1), sizes[part].sum(1)) for part in draws(count, replicates, seed)])
-    known = kept(drawn, f"{patients} groups")
-
-    def at(level: float) -> tuple[float, float]:
-        return interval_of(known, patients, level)
-
-    made = Estimate(float(given[rows].mean()), *at(1 - LEVEL), int(rows.sum()), patients)
     constant = float(np.ptp(given[rows])) <= PRECISION * float(np.abs(given[rows]).max())
-    return Side(made, at, drawn, own, patients, constant=constant)
-
-
-def _ratio(sums: Floats, sizes: npt.NDArray[np.int64]) -> Floats:
-    return np.asarray(np.divide(sums, sizes, out=np.full(len(sums), np.nan), where=sizes > 0))
+    moves = np.zeros(count)
+    if patients > 1:
+        moves[own] = deletion_effects(sums[own], sizes[own])
+    made = estimated(given[rows], group[rows].tolist(), replicates=replicates, seed=seed)
+    freedom = degrees_of_freedom(sizes[own]) if patients > 1 else 1.0
+    return Side(made, own, patients, constant, moves, freedom)
 
 
 def _area(ranking: Ranking, least: int, replicates: int, seed: int) -> Side:
@@ -227,9 +232,9 @@ def _area(ranking: Ranking, least: int, replicates: int, seed: int) -> Side:
     point, known = ranking.point(under_roc), kept(drawn, ranking.words())
 
     def at(level: float) -> tuple[float, float]:
-        return area_interval(point, known, *ranking.witnesses, level=level)
+        return area_interval(point, known, *ranking.witnesses, level=level, effective=ranking.effective)
 
-    return Side(area_estimate(ranking, drawn), at, drawn, np.unique(ranking.group), witnesses)
+    return Side(area_estimate(ranking, drawn), np.unique(ranking.group), witnesses, drawn=drawn, at=at)
 
 
 def _expect_patients(patients: int, least: int) -> None:
@@ -238,9 +243,9 @@ def _expect_patients(patients: int, least: int) -> None:
 
 
 def _student(own: Side, other: Side, level: float) -> tuple[float, float]:
-    """Student's t of the variance of the draws."""
+    """Student's t of the jackknife's variance, with the degrees of freedom of the side that has fewer."""
     gap = own.estimate.mean - other.estimate.mean
-    half = reach(min(own.witnesses, other.witnesses), level) * float(_gaps(own, other).std())
+    half = t_quantile(min(own.freedom, other.freedom), (1 - level) / 2) * _error(own, other)
     return gap - half, gap + half
 
 

@@ -170,9 +170,21 @@ def _mean_area(rankings: list[Ranking]) -> float:
 def _estimate(rankings: list[Ranking], undefined: int, replicates: int, seed: int) -> Estimate:
     drawn = np.mean([redrawn(one, under_roc, replicates, seed) for one in rankings], 0)
     rarest, words = min(rankings, key=lambda one: min(one.witnesses)), rankings[0].words()
-    low, high = area_interval(_mean_area(rankings), kept(drawn, words), *rarest.witnesses)
+    few = min(rankings, key=lambda one: one.effective)
+    low, high = area_interval(_mean_area(rankings), kept(drawn, words), *rarest.witnesses, effective=few.effective)
     one = rankings[0]
-    return Estimate(_mean_area(rankings), low, high, len(one.truth), one.patients, undefined, method=NEWCOMBE)
+    return Estimate(
+        _mean_area(rankings),
+        low,
+        high,
+        len(one.truth),
+        one.patients,
+        undefined,
+        method=NEWCOMBE,
+        witnesses=min(rarest.witnesses),
+        effective=few.effective,
+        largest=few.largest,
+    )
 
 
 def _level(name: Hashable, ranking: Ranking) -> Level:

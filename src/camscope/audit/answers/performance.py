@@ -10,7 +10,8 @@ import numpy.typing as npt
 from camscope.audit.answers.ranking import Ranking, kept, ranked, redrawn, under_precision, under_roc
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
-from camscope.metrics.statistics import REPLICATES, Estimate, interval_of, reach
+from camscope.metrics.clusters import MIN_EFFECTIVE
+from camscope.metrics.statistics import PRECISION, REPLICATES, Estimate, interval_of, reach
 
 NEWCOMBE = "newcombe"  # the method of an interval: that of `area_interval`
 
@@ -49,7 +50,7 @@ def average_precision(
     expect_count(replicates=replicates)
     ranking = ranked(truth, answer, groups)
     drawn = kept(redrawn(ranking, under_precision, replicates, seed), ranking.words())
-    low, high = interval_of(drawn, min(ranking.patients, *ranking.witnesses))
+    low, high = interval_of(drawn, min(ranking.patients, *ranking.witnesses), effective=ranking.effective)
     low, high = (np.nan, np.nan) if low == 1 else (low, high)
     return _estimate(ranking, ranking.point(under_precision), low, high)
 
@@ -57,25 +58,34 @@ def average_precision(
 def area_estimate(ranking: Ranking, drawn: Floats) -> Estimate:
     """The AUROC of a ranking, with the interval that its draws give."""
     point, known = ranking.point(under_roc), kept(drawn, ranking.words())
-    return replace(_estimate(ranking, point, *area_interval(point, known, *ranking.witnesses)), method=NEWCOMBE)
+    ends = area_interval(point, known, *ranking.witnesses, effective=ranking.effective)
+    return replace(_estimate(ranking, point, *ends), method=NEWCOMBE)
 
 
 def area_interval(
-    point: float, drawn: Floats, positives: int, negatives: int, level: float = 0.95
+    point: float,
+    drawn: Floats,
+    positives: int,
+    negatives: int,
+    level: float = 0.95,
+    *,
+    effective: float | None = None,
 ) -> tuple[float, float]:
     """An AUROC A, its draws and the patients of either class -> the two limits a where |A - a| = t √(D V(a)).
 
     V: Hanley and McNeil's variance of so many patients, at the limit and not at A (method 5 of Newcombe 2006,
     doi:10.1002/sim.2324); D: how much larger the draws' variance is at A. Percentiles of draws miss an area of 0.98 in
     more than one set of ten, for few draws lie below what was seen; these miss it half as often. Where all pairs are in
-    order the draws are all alike, and D is 1. NaN where a class has fewer than two patients.
+    order the draws are all alike, and D is 1. NaN where a class has fewer than two patients. `effective`: as how many
+    patients of one size the rows of either class weigh at least; NaN where they are fewer than `MIN_EFFECTIVE` and more
+    were counted.
     """
     fewest = min(positives, negatives)
-    if fewest < 2:
+    if fewest < 2 or (effective is not None and effective < min(fewest, MIN_EFFECTIVE) - PRECISION):
         return np.nan, np.nan
     variance, expected = float(np.var(drawn)), _variance(point, positives, negatives)
     wider = variance / expected if variance and expected else 1.0
-    far = reach(fewest, level) * sqrt(wider)
+    far = reach(fewest if effective is None else effective, level) * sqrt(wider)
 
     def inside(limit: float) -> bool:
         return abs(point - limit) <= far * sqrt(_variance(limit, positives, negatives))
@@ -97,4 +107,14 @@ def _variance(area: float, positives: int, negatives: int) -> float:
 
 
 def _estimate(ranking: Ranking, point: float, low: float, high: float) -> Estimate:
-    return Estimate(point, low, high, len(ranking.truth), ranking.patients, ranking.undefined)
+    return Estimate(
+        point,
+        low,
+        high,
+        len(ranking.truth),
+        ranking.patients,
+        ranking.undefined,
+        witnesses=min(ranking.witnesses),
+        effective=ranking.effective,
+        largest=ranking.largest,
+    )

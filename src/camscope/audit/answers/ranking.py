@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.base import Floats, Mask
+from camscope.metrics.clusters import effective_groups
 from camscope.metrics.statistics import draws, numbered
 
 Numbers = npt.NDArray[np.int64]
@@ -43,6 +44,21 @@ class Ranking:
     def witnesses(self) -> tuple[int, int]:
         """How many groups have a positive, and how many a negative row."""
         return len(np.unique(self.group[self.truth])), len(np.unique(self.group[~self.truth]))
+
+    @property
+    def effective(self) -> float:
+        """How many groups the rows of the class weigh as that has the fewest; see `effective_groups`."""
+        return effective_groups(self._sizes)
+
+    @property
+    def largest(self) -> float:
+        """The share of that class's rows that one group has."""
+        return float(self._sizes.max() / self._sizes.sum())
+
+    @property
+    def _sizes(self) -> Numbers:
+        sizes = [np.bincount(self.group[rows]) for rows in (self.truth, ~self.truth)]
+        return min(sizes, key=effective_groups)
 
     @property
     def patients(self) -> int:

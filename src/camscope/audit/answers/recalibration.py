@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from camscope.audit.answers.ranking import LOST, times
 from camscope.metrics.base import Floats, Mask
+from camscope.metrics.clusters import effective_groups
 from camscope.metrics.statistics import Estimate, draws, interval_of
 
 STEPS = 40  # of Newton's method, which needs 5 to 10
@@ -42,8 +43,19 @@ def recalibrated(
     if np.isnan(point).any():
         return _none("the answers are too extreme: no line is found")
     known = lines[~np.isnan(lines).any(1)]
+    sizes = np.bincount(group)
+    effective, largest = effective_groups(sizes), float(sizes.max() / sizes.sum())
     slope, intercept, in_the_large = (
-        Estimate(float(point[i]), *interval_of(known[:, i], count), len(y), count, undefined) for i in range(3)
+        Estimate(
+            float(point[i]),
+            *interval_of(known[:, i], count, effective=effective),
+            len(y),
+            count,
+            undefined,
+            effective=effective,
+            largest=largest,
+        )
+        for i in range(3)
     )
     return Recalibration(slope, intercept, in_the_large)
 

@@ -80,7 +80,8 @@ def _over_control(one: Line) -> Told:
     if lacking := lacks(one.over):
         return "not testable", lacking
     if one.over.low is None or one.over.high is None:
-        return "not testable", f"its difference to {name}, which knows nothing of the model, has no interval"
+        lacking = f": {one.over.reason}" if one.over.reason else ""
+        return "not testable", f"its difference to {name}, which knows nothing of the model, has no interval{lacking}"
     if one.over.low > 0:
         return "supported", ""
     if one.over.high <= 0:

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError, UndefinedError
+from camscope.metrics.clusters import MIN_EFFECTIVE, effective_groups
 from camscope.metrics.multiway import multiway
-from camscope.metrics.statistics import MIN_GROUPS, REPLICATES, Estimate, estimated
+from camscope.metrics.statistics import MIN_GROUPS, REPLICATES, Estimate, estimated, numbered
 
 Groups = Sequence[Hashable] | None
 
@@ -50,7 +51,8 @@ class Effect:
         if self.estimate is None:
             return Span(None, None, None, 0, self.undefined or "")
         low, high = (None if isnan(end) else end for end in (self.estimate.low, self.estimate.high))
-        return Span(self.estimate.mean, low, high, self.estimate.groups, self.few)
+        reason = self.few or self.estimate.dominance("patient")
+        return Span(self.estimate.mean, low, high, self.estimate.groups, reason)
 
     def __str__(self) -> str:
         return f"{self.name}{f' ({self.fill})' if self.fill else ''}: {self.undefined or self.estimate}"
@@ -120,7 +122,8 @@ def insertion(
         return replace(multiway(values, own, *kinds), roles=tuple(counts.items()))
 
     made = _effect(f"insert {region}", None, effects, spread, estimate)
-    return replace(made, few=_few(counts))
+    dominated = made.estimate is not None and made.estimate.is_dominated
+    return replace(made, few=_few(counts) or (_dominance(roles) if dominated else ""))
 
 
 def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> Effect:
@@ -131,6 +134,17 @@ def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> E
 def _few(counts: Mapping[str, int]) -> str:
     lacking = [f"{count} {name}" for name, count in counts.items() if count < FOR_A_WORD]
     return f"ten patients of each kind are needed, and there are {' and '.join(lacking)}" if lacking else ""
+
+
+def _dominance(roles: Mapping[str, Groups]) -> str:
+    """Of which kind of patients one has most of the insertions."""
+    sizes = {name: np.bincount(numbered(some, len(some))) for name, some in roles.items() if some is not None}
+    worst = min(sizes, key=lambda name: effective_groups(sizes[name]))
+    share, effective = sizes[worst].max() / sizes[worst].sum(), effective_groups(sizes[worst])
+    return (
+        f"one of the {worst} has {100 * share:.0f} % of the insertions: they weigh as {effective:.1f} {worst} of equal size, "
+        f"and {MIN_EFFECTIVE:g} are needed for an interval"
+    )
 
 
 def _effect(
@@ -147,8 +161,6 @@ def _effect(
     if not np.isfinite(effects).all():
         return untested(name, fill, "an answer is not finite", spread)
     made = estimate(effects / spread)
-    if made.groups >= MIN_GROUPS and isnan(
-        made.low
-    ):  # the same for all: how many patients that says of, `reliance` asks
-        made = replace(made, low=made.mean, high=made.mean)
+    if made.groups >= MIN_GROUPS and isnan(made.low) and not made.is_dominated:
+        made = replace(made, low=made.mean, high=made.mean)  # the same for all: of how many patients, `reliance` asks
     return Effect(name, fill, made, spread, made.n)
