@@ -147,9 +147,9 @@ def the_null_is_as_wide_as_so_many_images_make_it() -> None:
     assert 0.18 < high - low < 0.28
 
 
-def one_patient_with_half_of_the_images_is_uncertain() -> None:
-    values, patients = np.r_[np.zeros(60), np.tile([0.9, 1.1], 30)], [*["first"] * 60, *range(60)]
-    found = statistics.difference(values, np.zeros(120), patients)
+def one_patient_with_a_third_of_the_images_is_uncertain() -> None:
+    values, patients = np.r_[np.zeros(66), np.tile([0.9, 1.1], 67)], [*["first"] * 66, *range(134)]
+    found = statistics.difference(values, np.zeros(200), patients)
     assert found.low < 0 < found.high
 
 
@@ -165,14 +165,14 @@ OF_METRICS = [
         "deletion_effects",
         " / (1 - shares)",
         "",
-        one_patient_with_half_of_the_images_is_uncertain,
+        one_patient_with_a_third_of_the_images_is_uncertain,
     ),
     Mutant(
         "groups are counted, not weighed",
-        statistics._Sample,
-        "is_enough",
-        "effective_groups(self.counts) >= MIN_EFFECTIVE",
-        "True",
+        clusters,
+        "effective_groups",
+        "counts.sum() ** 2 / (counts**2).sum()",
+        "len(counts)",
         one_patient_with_most_of_the_images_has_no_interval,
     ),
     Mutant("within, not between", localisation, "_otsu", "between.argmax()", "between.argmin()", otsu_is_by_hand),

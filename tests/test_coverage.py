@@ -21,6 +21,26 @@ def test_the_docs_have_the_figures_that_are_kept():
     now, before = (json.loads(path.read_text(encoding="utf-8")) for path in (coverage.RESULTS, coverage.BEFORE))
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert "\n".join(coverage.tables(now, before)) in page
+    assert "\n".join(coverage.dominance_table(now, before)) in page
+
+
+def test_intervals_of_unequal_patients_cover_in_the_figures_that_are_kept():
+    now = json.loads(coverage.RESULTS.read_text(encoding="utf-8"))["dominance"]
+    assert len(now) == len(coverage.ESTIMATES) * 7
+    for name, case in now.items():
+        most = "one has 80 %" in name or "one has 90 %" in name
+        assert case["none"] == most, name
+        assert most or case["coverage"] >= 0.92, name
+
+
+def test_the_dominance_cases_have_the_sizes_that_they_name():
+    random = np.random.default_rng(0)
+    for share in coverage.DOMINANT:
+        sizes = coverage.cluster_sizes(random, 20, share)
+        assert (sizes[0], sizes.sum(), sizes.min() > 0) == (round(200 * share), 200, True)
+    cases = coverage.dominance(3)
+    assert cases["a share of 0.9, 20 patients, one has 90 %"] == {"coverage": -1.0, "none": 1.0, "width": -1.0}
+    assert cases["an AUROC, 20 patients of 4"]["width"] > 0.1
 
 
 def test_shares_are_covered_and_few_images_have_no_interval():

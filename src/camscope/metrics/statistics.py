@@ -92,8 +92,8 @@ def estimated(
         groups: (N,) patients or scenes. Images of one group are not independent. Default: each image is its own group.
         bounds: The least and the largest possible value, such as (0, 1) for a share. The interval is then that of Korn and
             Graubard (1998), which has a width where all values are 0 or all are 1. Without bounds it is a bootstrap of groups
-            with expanded percentiles (Hesterberg 2015, doi:10.1080/00031305.2015.1089789). Both are as wide as the variance of
-            the means without each group says (a jackknife), with degrees of freedom for groups of these sizes; see `clusters`.
+            with percentiles expanded for as many groups of one size as these weigh (Hesterberg 2015,
+            doi:10.1080/00031305.2015.1089789).
         replicates: Bootstrap resamples, without bounds.
         seed: Seed of the bootstrap.
         level: Confidence level.
@@ -116,9 +116,8 @@ def estimated(
     if bounds is not None:
         low, high = sample.bounded_interval(bounds, level)
     elif sample.is_enough and sample.varies:
-        low, high = interval_of(_means(sample.sums, sample.counts, replicates, seed), sample.groups, level)
-        wider = sample.inflation(level)
-        low, high = sample.mean - wider * (sample.mean - low), sample.mean + wider * (high - sample.mean)
+        drawn = _means(sample.sums, sample.counts, replicates, seed)
+        low, high = interval_of(drawn, sample.groups, level, effective_groups(sample.counts))
     return sample.estimate(low, high, method=BOOTSTRAP if bounds is None else KORN_GRAUBARD)
 
 
@@ -344,14 +343,6 @@ class _Sample:
     def is_constant(self) -> bool:
         """Whether all values are equal, but for rounding."""
         return float(np.ptp(self.values)) <= self.rounding
-
-    def inflation(self, level: float) -> float:
-        """How much farther than that of a bootstrap of groups of one size the interval reaches: 1 where they have one size."""
-        if int(np.ptp(self.counts)) == 0:
-            return 1.0
-        tail = (1 - level) / 2
-        wider = sqrt(self.variance / linearized_variance(self.sums, self.counts))
-        return max(1.0, wider * t_quantile(self.freedom, tail) / t_quantile(self.groups - 1, tail))
 
     def estimate(self, low: float, high: float, **fields: Any) -> Estimate:
         """The mean with this interval."""

@@ -185,12 +185,14 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
             "Hesterberg 2015, doi:10.1080/00031305.2015.1089789",
         ),
         "korn-graubard": (
-            ("Korn and Graubard's interval of a share, from the number of patients and how much they differ",),
+            (
+                "Korn and Graubard's interval of a share, from the numbers of patients and of their images, and how much they differ",
+            ),
             "Korn and Graubard 1998, Survey Methodology 24, 193",
         ),
         "student": (
-            ("Student's t of the variance between patients",),
-            "Student 1908, doi:10.1093/biomet/6.1.1",
+            ("Student's t of the jackknife over patients, with degrees of freedom for their numbers of images",),
+            "Bell and McCaffrey 2002, Survey Methodology 28, 169; MacKinnon, Nielsen and Webb 2023, doi:10.1002/jae.2969",
         ),
         "newcombe": (
             (
@@ -206,7 +208,7 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
             "Zou 2007, doi:10.1037/1082-989X.12.4.399",
         ),
         "clustered": (
-            ("Student's t, with a variance clustered by receivers, donors and third patients",),
+            ("Student's t of the jackknife over receivers, donors and third patients together",),
             "Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136",
         ),
         "wilson": (
