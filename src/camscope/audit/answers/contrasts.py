@@ -202,10 +202,10 @@ def _error(own: Side, other: Side) -> float:
     """
     one, two = own.moves, other.moves
     if own.constant:
-        return float((two**2).sum() * (1 + other.witnesses / own.witnesses)) ** 0.5
+        return sqrt(float((two**2).sum()) * (1 + other.witnesses / own.witnesses))
     if other.constant:
-        return float((one**2).sum() * (1 + own.witnesses / other.witnesses)) ** 0.5
-    return float(((one - two) ** 2).sum()) ** 0.5
+        return sqrt(float((one**2).sum()) * (1 + own.witnesses / other.witnesses))
+    return sqrt(float(((one - two) ** 2).sum()))
 
 
 def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, replicates: int, seed: int) -> Side:
@@ -217,7 +217,7 @@ def _mean(given: Floats, rows: Mask, group: npt.NDArray[np.int64], least: int, r
     constant = float(np.ptp(given[rows])) <= PRECISION * float(np.abs(given[rows]).max())
     moves = np.zeros(count)
     if patients > 1:
-        moves[own] = deletion_effects(sums[own], sizes[own])
+        moves[own] = deletion_effects(np.asarray(sums[own], np.float64), sizes[own])
     made = estimated(given[rows], group[rows].tolist(), replicates=replicates, seed=seed)
     freedom = degrees_of_freedom(sizes[own]) if patients > 1 else 1.0
     return Side(made, own, patients, constant, moves, freedom)

@@ -186,7 +186,8 @@ def _methods(replicates: int) -> dict[str, tuple[Sentence, str]]:
         ),
         "korn-graubard": (
             (
-                "Korn and Graubard's interval of a share, from the numbers of patients and of their images, and how much they differ",
+                "Korn and Graubard's interval of a share, from the numbers of patients and of their images, ",
+                "and how much patients differ",
             ),
             "Korn and Graubard 1998, Survey Methodology 24, 193",
         ),
