@@ -112,7 +112,7 @@ def test_what_cannot_be_asked():
     features, site, groups = patients(np.random.default_rng(7))
     rare = ["c" if n < 3 else one for n, one in zip(groups, site, strict=True)]
     assert leak(features, rare, groups, permutations=1).left_out == (("c", 3),)
-    with pytest.raises(UndefinedError, match="two levels of 10 patients are needed; there are 'a': 57, 'c': 3"):
+    with pytest.raises(UndefinedError, match="expected two levels of 10 patients or more; there are 'a': 57, 'c': 3"):
         leak(features, ["c" if one == "c" else "a" for one in rare], groups)
     with pytest.raises(UndefinedError, match="none has a label"):
         leak(features, [None] * len(site), groups)

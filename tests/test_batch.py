@@ -105,7 +105,7 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
     [
         ({"file": ["1.png"]}, "none of its 1 columns is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
-        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 rows have the id of another"),
+        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row has the id of another"),
         ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
         ({"path": pa.array([], pa.string())}, "it has no row"),
         ({"path": ["1.png"], "Label": ["x"]}, "columns named Label of its own; rename yours"),  # SQL knows no capitals

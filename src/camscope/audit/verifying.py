@@ -20,6 +20,7 @@ from camscope.audit.subject import Subject, Told
 from camscope.audit.verdicts import verdicts
 from camscope.audit.writing import GALLERY, METRICS, REPORT, SUMMARY, metrics
 from camscope.errors import CamscopeError, InputError
+from camscope.wording import plural
 
 UNREADABLE = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
 NAMED = 5  # images that are other ones
@@ -102,7 +103,7 @@ def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
     yield Checked(
         "outputs",
         not wrong and bool(then),
-        f"{len(then)} files" + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
+        plural(len(then), "file") + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
     )
     for name, why in sorted(wrong.items())[:20]:
         yield Checked(name, False, why)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import ImageError, PreprocessError
 from camscope.images.window import Window
+from camscope.wording import plural
 
 Array = NDArray[Any]
 World = NDArray[np.float64]
@@ -110,15 +111,15 @@ def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> No
     """Refused before anything is made of it: what a header says may be a lie."""
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
-        raise ImageError(f"{name}: an image of {size} voxels")
+        raise ImageError(f"{name}: an image of {plural(size, 'voxel')}")
     count = 1
     for side in shape:  # Python's numbers: numpy's would overflow
         count *= int(side)
     if count > limit:
-        raise ImageError(f"{name}: {size} values are more than the limit of {limit} for such a file")
+        raise ImageError(f"{name}: {plural(size, 'value')}, more than the limit of {limit} for such a file")
 
 
 def not_finite(values: Array) -> tuple[str, ...]:
     """A flag where there are NaN or infinite values."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
-    return (f"not finite: {count} of {values.size} values",) if count else ()
+    return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()

@@ -20,6 +20,7 @@ from camscope.images.listing import images_of
 from camscope.images.masks import read_labels
 from camscope.labels import ALL, LabelChoice, choose_categories, chosen_names
 from camscope.measure.namesakes import Namesakes
+from camscope.wording import plural
 
 FAR = 2**20  # pixels from the corner that an outline may reach
 UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
@@ -119,7 +120,8 @@ class Column(Evidence):
                 outside += 1
         if outside:
             raise InputError(
-                f"{outside} masks in the column {self.name!r} lead out of {self.locations.root or Path.cwd()}, or are URLs that "
+                f"{plural(outside, 'mask')} in the column {self.name!r} lead out of "
+                f"{self.locations.root or Path.cwd()}, or are URLs that "
                 "may; move them there, name a folder that holds them all as the root, or pass --anywhere"
             )
 
