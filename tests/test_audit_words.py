@@ -10,10 +10,12 @@ pytest.importorskip("pydantic")
 
 from audit_summary import full, levels, nothing, num
 from camscope.audit.enough import FOR_A_WORD, FOR_AN_INTERVAL, FOR_ONE_WAY
+from camscope.audit.limits import warnings
 from camscope.audit.numbers import number
 from camscope.audit.schema import Leak, Line, Number, Randomised, Similarity, Summary, Verdict, plain
 from camscope.audit.shortcuts.interventions import reliance
 from camscope.audit.shortcuts.interventions.judging import FILLS, patients_for
+from camscope.audit.shortcuts.trying import Trying
 from camscope.audit.starting import MARGINS
 from camscope.audit.verdicts import verdicts
 from camscope.audit.verdicts.judged import beyond, made
@@ -360,3 +362,31 @@ def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
     effect = Number(value=(low + high) / 2, low=low, high=high, n=80, groups=80)
     shown = SimpleNamespace(fill=None, effect=effect)
     assert reliance([shown], [], 0.1)[0] == word
+
+
+def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
+    # two images of one patient, both with the region: nothing of it is missing but other patients
+    truths = {0: True, 1: False}
+    subject = SimpleNamespace(truths=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0))
+    mask = np.ones((2, 2), np.bool_)
+    scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
+    trying = Trying(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0)
+    effect = trying._inserted("border").effect
+    assert effect.value is None
+    assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
+    flat = Trying(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0)
+    assert flat._inserted("border").effect.reason == "the model gives every image the same answer"
+
+
+@pytest.mark.parametrize(
+    ("patients", "text"),
+    [
+        (1, "There is only 1 patient: there are no intervals, and no verdict is given."),
+        (7, "There are only 7 patients: intervals are wide, and no verdict is given."),
+        (12, "There are only 12 patients: intervals are wide, and some questions may not be answered."),
+    ],
+)
+def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):
+    whole = full()
+    few = whole.model_copy(update={"check": whole.check.model_copy(update={"patients": patients, "grouped": True})})
+    assert text in list(warnings(few))

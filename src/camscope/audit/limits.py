@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from camscope.audit.enough import FOR_A_WORD, FOR_AN_INTERVAL
 from camscope.audit.schema import Resolve, Summary
 from camscope.audit.shortcuts.overlaps import overlapping
 from camscope.explanation import MEANING
@@ -56,7 +57,9 @@ def warnings(summary: Summary) -> Iterator[str]:
         count = summary.check.patients
         noun = "patient" if summary.check.grouped else "image"
         verb = "is" if count == 1 else "are"
-        yield f"There {verb} only {plural(count, noun)}: intervals are wide, and most questions cannot be answered."
+        width = "intervals are wide" if count >= FOR_AN_INTERVAL else "there are no intervals"
+        answers = "and some questions may not be answered" if count >= FOR_A_WORD else "and no verdict is given"
+        yield f"There {verb} only {plural(count, noun)}: {width}, {answers}."
     if summary.predict.probabilities:
         yield "The model gives probabilities; log odds were made of them, and end where probabilities round to 0 or 1."
     failed = sum(one.rows for one in summary.explain.failures)

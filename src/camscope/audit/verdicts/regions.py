@@ -5,17 +5,19 @@ from collections.abc import Iterator
 from camscope.audit.numbers import rounded
 from camscope.audit.schema import Mass, Number, Summary, Verdict
 from camscope.audit.shortcuts.interventions import deciding, evidence, reliance
+from camscope.audit.shortcuts.interventions.changes import ENOUGH
 from camscope.audit.shortcuts.interventions.judging import FILLS, PREVALENCE
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 from camscope.audit.verdicts.answering import equal, together
 from camscope.audit.verdicts.judged import ABOVE, NOTHING, WIDE, Told, beyond, made, out_of_reach, under_all
 
 RELIES = (
-    "supported where the interval of an insertion (the region from an image with the finding, less the same from one without) "
-    "lies wholly beyond the margin, up or down, in standard deviations of the log odds, or where those of the removal of a "
-    f"marker all do to one side, under {FILLS} fills at least; not supported where every interval that counts lies within the "
-    "margin, in so many patients that a reliance of the declared share of them would have been met with 95 % certainty (rule of "
-    "three); the removal of what every image has decides nothing, for the model knows no image without it"
+    "supported where the interval of an insertion (the region from an image that has it, with the finding where "
+    f"{ENOUGH} or more have both, less the same pixels of one without) lies wholly beyond the margin, up or down, in standard "
+    "deviations of the log odds, or where those of the removal of a marker all do to one side, under "
+    f"{FILLS} fills at least; not supported where every interval that counts lies within the margin, in so many patients that a "
+    "reliance of the declared share of them would have been met with 95 % certainty (rule of three); the removal of what every "
+    "image has decides nothing, for the model knows no image without it"
 )
 SPEAKS = (
     f"{RELIES}; the finding's own pixels have to move them up: where they move them down, it is not supported, and where "
@@ -25,7 +27,7 @@ ANSWERS = (
     "of AUROC and 1 - AUROC, for an inverted answer is an answer, too: supported where the interval of the larger one lies "
     "wholly above the margin, not supported where those of both lie wholly below it, under every fill"
 )
-INVERTED = "inverted: images without the finding are answered higher, and what is shown is 1 - AUROC"
+INVERTED = "inverted: the AUROC is below a half, and what is shown is 1 - AUROC"
 LIES = (
     f"{ABOVE}; not testable where it does not lie wholly above the mean of maps of other patients, too, where the region is "
     "finer than the cells of the map, or so large that no map could reach the margin; it says where to look: whether the answer "
