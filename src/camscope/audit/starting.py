@@ -17,6 +17,7 @@ from camscope.batch.sources import LIBRARIES
 from camscope.cards import card_of
 from camscope.errors import InputError
 from camscope.models import load_model
+from camscope.wording import plural
 
 LABEL = ("label", "target", "class", "diagnosis")
 PATIENT = ("patient", "patient_id", "subject", "subject_id")
@@ -192,7 +193,7 @@ MARGINS = {
     "robust": "rank correlation of maps under changes that do not matter",
     "leak": "the AUROC of a probe below which the features do not tell a column, as site",
     "prevalence": "a reliance of a smaller share of patients may be missed; "
-    + ", ".join(f"{share} takes {patients_for(share)} patients" for share in (0.05, 0.1)),
+    + ", ".join(f"{share} takes {plural(patients_for(share), 'patient')}" for share in (0.05, 0.1)),
 }
 
 
