@@ -116,7 +116,7 @@ def test_what_cannot_be_asked():
         leak(features, ["c" if one == "c" else "a" for one in rare], groups)
     with pytest.raises(UndefinedError, match="none has a label"):
         leak(features, [None] * len(site), groups)
-    with pytest.raises(UndefinedError, match="none of 24 features varies"):
+    with pytest.raises(UndefinedError, match="no feature of 24 varies"):
         leak(np.ones_like(features), site, groups)
     with pytest.raises(InputError, match=r"features \(2, 1\) of 3 labels in 5 folds"):
         leak([[1.0], [2.0]], ["a", "b", "a"])

@@ -103,7 +103,7 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"file": ["1.png"]}, "none of its 1 columns is called .path."),
+        ({"file": ["1.png"]}, "no column of 1 is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
         ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row has the id of another"),
         ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),

@@ -161,7 +161,7 @@ def test_one_file_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
-        ([], "none of its 0 files is a DICOM image"),
+        ([], "no file of 0 is a DICOM image"),
         ([dicom(VOLUME[0]), dicom(VOLUME[0])], "2 files that do not say where they lie"),
         ([dicom(VOLUME), dicom(VOLUME)], "do not say where they lie"),
     ],

@@ -20,7 +20,7 @@ NOUNS = re.findall(
 )
 PLURALS = "|".join(sorted({inflect(2, noun) for noun in NOUNS}, key=len, reverse=True))
 BEHIND_A_COUNT = re.compile(
-    rf" (?:(?!(?:of|in|and|or|that|with|on|as|the|x|×|[a-z-]+s) )[a-z-]+ )?(?:{PLURALS})\b(?!')"
+    rf" (?:(?!(?:of|in|and|or|that|with|on|as|the|x|×|[a-z-]+s) )[a-z-]+ |NaN or infinite )?(?:{PLURALS})\b(?!')"
 )
 IN_A_TEMPLATE = re.compile(rf"\| n(?:\(\))? \}}\}}(?:\s|<[^>]*>)+(?:[a-z]+ )?(?:{PLURALS})\b")
 BY_HAND = re.compile(r"""\{'s' if|\{'' if .{1,40}== 1 else|"1 [a-z]+" if""")
@@ -72,6 +72,7 @@ def test_no_count_stands_before_a_noun_that_is_always_plural():
 def test_the_search_for_such_counts_finds_them():
     assert list(_always_plural('f"{n} images"', "")) == ["n images"]
     assert list(_always_plural('f"of {n:,} odd rows"', "")) == ["n odd rows"]
+    assert list(_always_plural('f"{len(bad)} NaN or infinite values"', "")) == ["len(bad) NaN or infinite values"]
     assert list(_always_plural("f\"{n} image{'s' if n != 1 else ''}\"", "")) == ["{'s' if"]
     assert list(_always_plural("f\"{plural(n, 'image')}, {LEAST} images, {n} x {m} pixels\"", "")) == []
     assert IN_A_TEMPLATE.search("{{ one.n | n }} <small>images")

@@ -196,7 +196,7 @@ def _images(subject: Subject, known: dict[str, Any], told: Told | None) -> Itera
         images = of_images(subject, told)
         changed = others(images, _part(known, "rows"))
         named = ", ".join(changed[:NAMED]) + (", …" if len(changed) > NAMED else "")
-        said = f"{len(changed)} of {len(images)} are other ones: {named}" if changed else "the same bytes"
+        said = f"not the same bytes, {len(changed)} of {len(images)}: {named}" if changed else "the same bytes"
         yield Checked("images", not changed, said if changed else f"{len(images)}: {said}")
         yield _labelled(subject)
         same = AuditRun(subject.folder).metrics().equals(metrics(subject))
@@ -212,7 +212,7 @@ def _labelled(subject: Subject) -> Checked:
     rows, wrong = table["row"].to_pylist(), []
     for name, known in columns.items():
         off = sum(known[row] != said for row, said in zip(rows, table[name].to_pylist(), strict=True))
-        wrong += [f"{off} of {len(rows)} are others in the column {name!r} of the predictions"] if off else []
+        wrong += [f"the column {name!r} of the predictions has other values: {off} of {len(rows)}"] if off else []
     return Checked.of("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
 
 

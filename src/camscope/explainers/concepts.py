@@ -65,7 +65,7 @@ class Concepts:
         The strongest cell of all images has the opacity `alpha`. What the preprocessing cropped away is hatched.
         """
         if self.maps.ndim != 4:
-            raise InputError(f"there is no picture of maps of {plural(self.maps.ndim - 2, 'axis')} yet; use .maps")
+            raise InputError(f"of maps of {plural(self.maps.ndim - 2, 'axis')} there is no picture yet; use .maps")
         placement, picture = self.placements[image], self.pictures[image]
         strength, covered = placement.project(self.maps[image, 0])
         numbers = np.zeros(strength.shape, dtype=np.intp)

@@ -296,7 +296,8 @@ def checked_finite(what: str, values: Tensor, policy: OnNonFinite) -> None:
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
-    message = f"{what} has {len(bad)} NaN or infinite values of {values.numel()}, the first at {tuple(bad[0].tolist())}"
+    count = f"{plural(len(bad), 'NaN or infinite value')} of {values.numel()}"
+    message = f"{what} has {count}, the first at {tuple(bad[0].tolist())}"
     if policy == "raise":
         raise NonFiniteError(f'{message}; pass on_nonfinite="warn" to go on')
     warn_caller(message)

@@ -111,12 +111,12 @@ def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> No
     """Refused before anything is made of it: what a header says may be a lie."""
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
-        raise ImageError(f"{name}: an image of {plural(size, 'voxel')}")
+        raise ImageError(f"{name}: an image of {size} voxels")
     count = 1
     for side in shape:  # Python's numbers: numpy's would overflow
         count *= int(side)
     if count > limit:
-        raise ImageError(f"{name}: {plural(size, 'value')}, more than the limit of {limit} for such a file")
+        raise ImageError(f"{name}: {size} values are more than the limit of {limit} for such a file")
 
 
 def not_finite(values: Array) -> tuple[str, ...]:

@@ -45,7 +45,9 @@ def _volume(group: list[Slice], name: str) -> Scan:
     first = group[0]
     planes = [one.plane for one in group if one.plane]
     if len(planes) < len(group):
-        raise ImageError(f"{name}: {plural(len(group), 'file')} without a place in the patient; read each by itself")
+        raise ImageError(
+            f"{name}: {plural(len(group), 'file that does', 'files that do')} not say where they lie; read each by itself"
+        )
     if first.layout.frames > 1:
         raise ImageError(
             f"{name}: {plural(len(group), 'file')} of {plural(first.layout.frames, 'frame')} each; read each by itself"

@@ -29,7 +29,9 @@ def recalibrated(
 ) -> Recalibration:
     """(N,) bool, (N,) log odds, (N,) numbers of patients -> the lines of greatest likelihood."""
     if not np.isfinite(z).all():
-        return _none(f"{plural(int(np.isinf(z).sum()), 'probability is', 'probabilities are')} 0 or 1: pass log odds")
+        return _none(
+            f"{plural(int(np.isinf(z).sum()), 'probability is', 'probabilities are')} 0 or 1: give their log odds"
+        )
     whole = np.ones((1, len(y)))
     if not _overlapping(y, z, whole)[0]:
         return _none("answers part the classes, or there is one class only: any steeper line fits better")
