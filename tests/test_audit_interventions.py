@@ -364,7 +364,7 @@ def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
     for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
         made = insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
         assert (made.effect.value, made.effect.low, made.effect.groups) == (1.0, None, 1)
-    with pytest.raises(InputError, match="2 rows and 1 groups"):
+    with pytest.raises(InputError, match="2 rows and 1 group"):
         insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 
 

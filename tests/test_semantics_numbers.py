@@ -363,7 +363,7 @@ def test_an_empty_batch_is_a_clear_error():
         GradCAM(model, "middle").attribute(torch.zeros(0, 3, 8, 8), 1)
     with pytest.raises(InputError, match="the batch is empty"):
         GradCAM(model, "middle").explain_batch([], 1)
-    with pytest.raises(InputError, match="1 targets for 2 images"):
+    with pytest.raises(InputError, match="1 target for 2 images"):
         GradCAM(model, "middle").explain_batch(list(torch.zeros(2, 3, 8, 8)), [1])
 
 
