@@ -26,6 +26,7 @@ IN_A_TEMPLATE = re.compile(rf"\| n(?:\(\))? \}}\}}(?:\s|<[^>]*>)+(?:[a-z]+ )?(?:
 BY_HAND = re.compile(r"""\{'s' if|\{'' if .{1,40}== 1 else|"1 [a-z]+" if""")
 NO_COUNTS = {  # but several numbers at once, or none
     ("audit/verdicts/maps.py", "SIDES[wanted]"),
+    ("images/scan.py", "size"),
     ("images/photo.py", "getattr(image, 'n_frames', 'its')"),
     ("metrics/verdicts.py", "words"),
     ("render/panel.py", "sorted(heights)"),

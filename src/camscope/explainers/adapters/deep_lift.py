@@ -74,7 +74,7 @@ class Lifted(AdapterExplainer, PixelExplainer):
             runs = Runs(self, x, score)
         if score.one_by_one:
             raise ModelError(
-                f"{plural(self.title, 'run')} the input and its baseline in one batch, and in this model the "
+                f"{self.title} runs the input and its baseline in one batch, and in this model the "
                 "samples of a batch see one "
                 f"another, as in a batch norm without running statistics; pass integratedgradients"
             )
