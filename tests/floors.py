@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS = {
-    **dict.fromkeys(["errors", "version"], 0),
+    **dict.fromkeys(["errors", "version", "wording"], 0),
     **dict.fromkeys(
         ["structure", "signatures", "files", "cards", "labels"], 0.5
     ),  # the mezzanine: what several rooms of the first floor need

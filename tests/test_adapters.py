@@ -618,7 +618,7 @@ def test_a_model_that_fails_in_the_copy_is_left_as_it_was_and_the_error_says_how
     model.head.register_forward_pre_hook(second)
     with untouched(model, x), pytest.raises(ArithmeticError) as caught:
         DeepLIFT(model).attribute(x, 1)
-    assert caught.value.__notes__ == ["deeplift, image 1 of 2: stopped after 0 of 1 steps"]
+    assert caught.value.__notes__ == ["deeplift, image 1 of 2: stopped after 0 of 1 step"]
 
 
 # --- without the extras

@@ -324,7 +324,7 @@ def test_attention_between_other_tokens_is_left_out_with_a_word(method):
     torch.manual_seed(6)
     model, x = WithQuestions().double().eval(), torch.randn(2, 3, 40, 32).double()
     said = method(model).explain(x[0], 1)
-    assert "attention between 14 others, which lie on no grid, was left out" in said.notes
+    assert "attention between 14 other tokens, on no grid, was left out" in said.notes
     del model.asked
     plain = Little()
     plain.load_state_dict(model.state_dict())

@@ -244,9 +244,9 @@ def test_the_rule_of_reliance(case):
 
 def test_reliance_needs_patients_and_a_margin():
     few = [effect(*FOR, None, groups=9)]
-    why = "fewer than ten patients are given the region, have it, or lack it: 9"
+    why = "fewer than 10 patients are given the region, have it, or lack it: 9"
     assert reliance(few, []) == ("not testable", why)
-    why = "there are fewer than ten patients with the region: 9"
+    why = "there are fewer than 10 patients with the region: 9"
     assert reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
     assert reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
     with pytest.raises(InputError, match="prevalence=5: expected a share"):
@@ -299,7 +299,7 @@ def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(recei
     n = np.arange(16)
     kinds = {"donors": (n % donors).tolist(), "others": (n % others).tolist()}
     made = insertion("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
-    why = f"ten patients of each kind are needed, and there are {lacking}"
+    why = f"10 patients of each kind are needed, and there are {lacking}"
     assert reliance([made], []) == ("not testable", why)
     assert insertion("border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())).few == ""
 
@@ -385,7 +385,7 @@ def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
     for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
         made = insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
         assert (made.effect.value, made.effect.low, made.effect.groups) == (1.0, None, 1)
-    with pytest.raises(InputError, match="2 rows and 1 groups"):
+    with pytest.raises(InputError, match="2 rows and 1 group"):
         insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
 
 

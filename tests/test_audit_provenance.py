@@ -260,7 +260,7 @@ def test_a_declaration_that_is_not_counted_is_seen(copied):
 def test_images_that_are_other_ones_are_counted(copied):
     invert(4)
     (found,) = (one for one in verified("audit", Config.of(copied), rows=0).checks if not one.holds)
-    assert (found.name, found.said[:38]) == ("images", "4 of 48 are other ones: 00000, 00001, ")
+    assert (found.name, found.said[:43]) == ("images", "not the same bytes, 4 of 48: 00000, 00001, ")
     Path("images/00000.png").unlink()
     assert failed(copied) == {"images"}
 
@@ -271,7 +271,7 @@ def test_an_audit_does_not_go_on_with_other_images(copied, undone):
     before = Path("audit/report.html").read_bytes()
     for stage in undone:
         Path(f"audit/stages/{stage}.json").unlink()
-    with pytest.raises(OutputError, match="4 of 48 images are other ones than those its stages have seen"):
+    with pytest.raises(OutputError, match="4 of 48 images differ from those that its stages have seen"):
         audit.run(copied, "audit")
     assert Path("audit/report.html").read_bytes() == before
 
@@ -348,7 +348,7 @@ def test_another_setting_of_a_method_is_named_and_other_margins_are_a_remark(cop
         expect_alike(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
-@pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images are other ones"), ("masks", "other masks")])
+@pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images differ"), ("masks", "other masks")])
 def test_audits_of_other_images_or_masks_are_not_compared(copied, part, words):
     shutil.copytree("audit", "other")
     said = known("other")

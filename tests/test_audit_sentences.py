@@ -101,11 +101,15 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
         said = text(no_objection(made, subject.name, subject.questions))
         about = [one for one in made.verdicts if subject_of(one.question) == name]
         tested = [one for one in about if one.word != "not testable"]
-        if found := re.match(r"Nothing that could be tested .*: (\d+) of (\d+) questions could be tested", said):
+        if found := re.match(r"Nothing that could be tested .*: (\d+) of (\d+) (questions?) could be tested", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
+            assert found[3] == ("question" if len(about) == 1 else "questions")
             assert tested
         elif found := re.match(r"None of the (\d+) questions about .* could be tested. This says nothing for", said):
             assert int(found[1]) == len(about) > 0
+            assert not tested
+        elif said.startswith("The only question"):
+            assert len(about) == 1
             assert not tested
         else:
             assert said.startswith("No question")
@@ -327,11 +331,12 @@ def test_warnings_count_what_they_say(seed):
     maps = whole.explain.maps[0].model_copy(update={"statuses": statuses, "maps": sum(statuses.values())})
     steps = tuple(whole.explain.failures[0].model_copy(update={"rows": int(n)}) for n in random.integers(0, 3, 2))
     told = list(warnings(full(explain=whole.explain.model_copy(update={"maps": (maps,), "failures": steps}))))
-    flagged = [one for one in told if "are flagged" in one]
+    flagged = [one for one in told if "with a flag" in one]
     odd = statuses["flat"] + statuses["no_spatial_resolution"]
     assert bool(flagged) == (odd > 0.1 * sum(statuses.values()))
     for one in flagged:
-        assert one.startswith(f"{odd} of {sum(statuses.values())} maps")
+        maps = "map" if sum(statuses.values()) == 1 else "maps"
+        assert f": {odd} of {sum(statuses.values())} {maps} (" in one
         assert f"flat: {statuses['flat']}" in one
         assert f"no spatial resolution: {statuses['no_spatial_resolution']}" in one
     lost = sum(one.rows for one in steps)

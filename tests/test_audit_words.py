@@ -1,5 +1,6 @@
 """Words that verdicts may not say: of few patients, of no value, against what no number could show; and every reason."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,21 @@ import pytest
 pytest.importorskip("pydantic")
 
 from audit_summary import full, levels, nothing, num
-from camscope.audit.enough import FOR_A_WORD, FOR_AN_INTERVAL
+from camscope.audit.enough import FOR_A_WORD, FOR_AN_INTERVAL, FOR_ONE_WAY
+from camscope.audit.limits import warnings
 from camscope.audit.numbers import number
 from camscope.audit.schema import Leak, Line, Number, Randomised, Similarity, Summary, Verdict, plain
+from camscope.audit.shortcuts.interventions import reliance
+from camscope.audit.shortcuts.interventions.judging import FILLS, patients_for
+from camscope.audit.shortcuts.trying import Trying
+from camscope.audit.starting import MARGINS
 from camscope.audit.verdicts import verdicts
 from camscope.audit.verdicts.judged import beyond, made
+from camscope.audit.verdicts.maps import RANKING
 from camscope.metrics import Randomised as Curves
 from camscope.metrics import estimated
+from camscope.metrics.statistics import smallest_prevalence
+from camscope.metrics.verdicts import UNCHANGED
 
 
 def told(summary: Summary, question: str, **which: str) -> list[Verdict]:
@@ -328,3 +337,56 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
     assert "too few patients for an interval: 3, and 6 are needed" in html
     assert "different <small>but perhaps by less than the margin</small>" in html
     assert unknown(html, plain(summary)) == []
+
+
+def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
+    rules = {one.question: one.rule for one in verdicts(full())}
+    assert all(f"not testable with fewer than {FOR_A_WORD} patients" in rule for rule in rules.values())
+    assert f"less alike than {UNCHANGED}" in rules["sanity"]
+    assert all(f"under {FILLS} fills" in rules[name] for name in ("shortcut", "evidence"))
+    assert f"among {FOR_ONE_WAY} patients" in rules["strategies"]
+    assert all(name in rules["faithfulness"] for name in RANKING)
+    assert all("rule of three" in rules[name] for name in ("shortcut", "evidence", "shortcut by subgroup"))
+    assert "rule of three" not in rules["performance by subgroup"]
+    for share in (0.05, 0.1):
+        assert smallest_prevalence(patients_for(share)) <= share < smallest_prevalence(patients_for(share) - 1)
+        assert f"{share} takes {patients_for(share)} patients" in MARGINS["prevalence"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(0.2, 0.4, "supported"), (0.11, 0.2, "supported"), (0.05, 0.2, "not testable"), (-0.05, 0.09, "not supported")],
+)
+def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
+    # "the interval of an insertion lies wholly beyond the margin"; "every interval that counts lies within the margin"
+    effect = Number(value=(low + high) / 2, low=low, high=high, n=80, groups=80)
+    shown = SimpleNamespace(fill=None, effect=effect)
+    assert reliance([shown], [], 0.1)[0] == word
+
+
+def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
+    # two images of one patient, both with the region: nothing of it is missing but other patients
+    truths = {0: True, 1: False}
+    subject = SimpleNamespace(truths=lambda finding: truths, patients={0: "a", 1: "a"}, config=SimpleNamespace(seed=0))
+    mask = np.ones((2, 2), np.bool_)
+    scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
+    trying = Trying(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0)
+    effect = trying._inserted("border").effect
+    assert effect.value is None
+    assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
+    flat = Trying(subject, SimpleNamespace(each=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0)
+    assert flat._inserted("border").effect.reason == "the model gives every image the same answer"
+
+
+@pytest.mark.parametrize(
+    ("patients", "text"),
+    [
+        (1, "There is only 1 patient: there are no intervals, and no verdict is given."),
+        (7, "There are only 7 patients: intervals are wide, and no verdict is given."),
+        (12, "There are only 12 patients: intervals are wide, and some questions may not be answered."),
+    ],
+)
+def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):
+    whole = full()
+    few = whole.model_copy(update={"check": whole.check.model_copy(update={"patients": patients, "grouped": True})})
+    assert text in list(warnings(few))

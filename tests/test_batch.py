@@ -103,9 +103,9 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"file": ["1.png"]}, "none of its 1 columns is called .path."),
+        ({"file": ["1.png"]}, "no column of 1 is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
-        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 rows have the id of another"),
+        ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row has the id of another"),
         ({"path": ["1.png"], "heat": [1], "score": [2]}, "columns named heat, score of its own; rename yours"),
         ({"path": pa.array([], pa.string())}, "it has no row"),
         ({"path": ["1.png"], "Label": ["x"]}, "columns named Label of its own; rename yours"),  # SQL knows no capitals
@@ -257,7 +257,7 @@ def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
         run_batch(GradCAM(model), folder, tmp_path / "one", ["tulip"])
     with pytest.raises(LayerError):
         run_batch(GradCAM(model, "head"), folder, tmp_path / "two")
-    with pytest.raises(RunError, match=r"1 images failed, more than 0: .*format that Pillow knows"):
+    with pytest.raises(RunError, match=r"1 image failed, more than 0: .*format that Pillow knows"):
         run_batch(GradCAM(model), folder, tmp_path / "three", max_failures=0)
 
 
@@ -333,7 +333,7 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     done = run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=1)
     assert (done.images, done.reasons) == (0, outcome.reasons)
-    with pytest.raises(RunError, match="1 images failed, more than 0"):
+    with pytest.raises(RunError, match="1 image failed, more than 0"):
         run_batch(tools(model), folder, tmp_path / "parts", chunk=2, max_failures=0)
 
 

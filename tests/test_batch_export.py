@@ -288,7 +288,7 @@ def test_the_command_writes_files_and_says_so_in_a_line(export, tmp_path):
     assert len(names(tmp_path / "out")) == 5
     one = export("--format", "csv", "-o", "all.csv", "--where", '"row" = 1')
     assert one.stdout == "export  1 file of 2 rows: all.csv\n"
-    assert "1 cells of the table were given an apostrophe" in one.stderr
+    assert "1 cell of the table was given an apostrophe" in one.stderr
     assert export("--format", "coco", "-o", "all.json").exit_code == 0
     assert json.loads((tmp_path / "all.json").read_text())["images"]
 

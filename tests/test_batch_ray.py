@@ -299,7 +299,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
 def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, model, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "TRIES", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
-    with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 times"):
+    with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 time"):
         run_batch(tool, folder, tmp_path / "out", chunk=2, engine="ray", workers=1)
     assert len(list(tmp_path.glob("DiesOfThePortrait-*"))) == 1
 

@@ -172,7 +172,7 @@ def test_few_images_tell_nobody_from_anybody(model):
     assert not other.out
     found = choose([GradCAM(model, "layer4"), GradCAM(model, "layer3")], samples(model, 4))
     assert found.best == []
-    assert found.sentence.startswith("4 images, or groups of them, tell nobody from anybody: 8 are needed (")
+    assert found.sentence.startswith("4 images or groups cannot tell candidates apart: 8 are needed (")
     restless = Standing(Named("c"), {FAITHFULNESS: [], "stability": []}, out="restless")
     assert _chosen([one, restless], reference([one]), 6).best == [one], "nobody else is left"
 
@@ -199,7 +199,7 @@ def test_patients_come_whole_and_all_have_one(model):
     drawn = [one.group for one in _in_turn(some, 1)]
     assert len([1 for a, b in pairwise(drawn) if a != b]) == 2
     assert [one.group for one in _in_turn(some, 1)] == drawn
-    with pytest.raises(InputError, match="1 images have no group"):
+    with pytest.raises(InputError, match="1 image has no group"):
         _in_turn([*some, samples(model, 1)[0]], 0)
 
 

@@ -366,7 +366,7 @@ def test_holm_is_wrong_about_any_no_more_often_than_said():
         (lambda: estimated([]), UndefinedError, "no row has a value"),
         (lambda: estimated([1.0, np.inf]), InputError, "value 1 is infinite"),
         (lambda: estimated([[1.0]]), InputError, r"expected \(N,\) of both"),
-        (lambda: estimated([1.0, 2.0], ["a"]), InputError, "and 1 groups"),
+        (lambda: estimated([1.0, 2.0], ["a"]), InputError, "and 1 group"),
         (lambda: estimated([1.0, 2.0], ["a", None]), InputError, "row 1 has no group"),
         (lambda: estimated([1.0, 2.0], [np.nan, 1.0]), InputError, "row 0 has no group"),
         (lambda: estimated([1.0, 2.0], level=95), InputError, "level=95"),

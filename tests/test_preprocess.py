@@ -406,7 +406,7 @@ def test_the_background_is_the_picture_the_model_sees():
     assert preprocess.background(torch.full((3, 2, 2), 99.0)).tolist() == [[[255] * 3] * 2] * 2
     grey = Preprocess(mean=(0.5,), std=(0.5,), channels=1)
     assert grey.background(torch.zeros(1, 2, 2)).tolist() == [[[128] * 3] * 2] * 2
-    with pytest.raises(PreprocessError, match="expected 1 channels"):
+    with pytest.raises(PreprocessError, match="expected 1 channel"):
         grey.background(torch.zeros(3, 2, 2))
 
 
@@ -440,7 +440,7 @@ TIMM = {"input_size": (3, 48, 48), "interpolation": "bicubic", **PLAIN}
         (TIMM | {"crop_border_pixels": 2}, "crop_border_pixels=2"),
         (TIMM | {"crop_mode": "corner"}, "crop_mode='corner'"),
         (TIMM | {"interpolation": "random"}, "interpolation='random'"),
-        (TIMM | {"input_size": (1, 48, 48)}, "mean has 3 numbers for 1 channels"),
+        (TIMM | {"input_size": (1, 48, 48)}, "mean has 3 numbers for 1 channel"),
         ({"input_size": (3, 48, 48)}, "no 'mean'"),
         ({"resize": 3}, "needs 'mean'"),
         ({"rezise": 3, **PLAIN}, "no 'rezise'"),

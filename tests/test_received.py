@@ -435,7 +435,7 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
         evidence_of("mask", ["mask"], house).mask(row, (24, 24))
     column = evidence_of("mask", ["mask"], manifest.locations)
-    with pytest.raises(InputError, match=r"1 masks in the column 'mask' leads? out of .*--anywhere"):
+    with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
         column.expect_inside([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
@@ -471,9 +471,9 @@ def test_masks_elsewhere_are_read_with_anywhere(house, tmp_path):
         str(tmp_path / "values"),
     ]
     refused = CliRunner().invoke(app, words)
-    assert (refused.exit_code, "1 masks in the column 'mask' lead out of" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "1 mask in the column 'mask' leads out of" in refused.stderr) == (2, True)
     assert CliRunner().invoke(app, [*words, "--anywhere"]).exit_code == 0
-    with pytest.raises(InputError, match="1 masks in the column"):
+    with pytest.raises(InputError, match="1 mask in the column"):
         measure(tmp_path / "run", tmp_path / "more", "mask")
 
 
@@ -515,7 +515,7 @@ source = "phantom"
 [explain]
 findings = ["nodule"]
 """
-    with pytest.raises(InputError, match="1 masks in the column 'mask' lead out of"):
+    with pytest.raises(InputError, match="1 mask in the column 'mask' leads out of"):
         _ = Subject(Config.parsed(text.format(""), house), house / "audit").evidence
     for root in ('root = ".."', 'root = ""'):
         subject = Subject(Config.parsed(text.format(root), house), house / "audit")

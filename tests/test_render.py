@@ -80,7 +80,7 @@ def test_a_value_gets_the_nearest_of_256_colours():
 
 
 def test_bad_values_and_names_are_refused():
-    with pytest.raises(NonFiniteError, match=r"1 of 6 values are not finite, the first at \(1, 2\)"):
+    with pytest.raises(NonFiniteError, match=r"not finite: 1 of 6 values, the first at \(1, 2\)"):
         colourise(np.array([[0, 0, 0], [0, 0, np.nan]]))
     with pytest.raises(InputError, match=r"'hot'.*inferno.*viridis.*diverging"):
         colourise(np.zeros((2, 2)), "hot")

@@ -83,7 +83,7 @@ def test_what_does_not_belong_together_is_refused():
     image, one = photograph(4, 4), np.ones((4, 4))
     with pytest.raises(GeometryError, match=r"numbers are \(2, 2\)"):
         regions(image, np.zeros((2, 2), int), one, swatches(1))
-    with pytest.raises(InputError, match="numbers 0 to 1 for 1 colours"):
+    with pytest.raises(InputError, match="numbers 0 to 1 for 1 colour"):
         regions(image, np.eye(4, dtype=int), one, swatches(1))
     with pytest.raises(InputError, match="without entries"):
         legend([])

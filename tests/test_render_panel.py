@@ -152,7 +152,7 @@ def test_a_panel_chooses_columns_that_leave_few_cells_empty(count, columns):
 
 
 def test_a_panel_needs_a_text_for_every_picture():
-    with pytest.raises(InputError, match="2 pictures, 1 captions"):
+    with pytest.raises(InputError, match="2 pictures, 1 caption"):
         panel([photograph(), photograph()], ["one"])
     with pytest.raises(InputError, match="0 pictures"):
         panel([], [])
@@ -203,7 +203,7 @@ def test_signed_channels_show_zero_as_white_and_the_limit_holds():
 def test_features_that_are_no_maps_are_refused():
     with pytest.raises(InputError, match=r"\(1, 3, 7, 7\).*\(K,h,w\)"):
         channel_grid(np.zeros((1, 3, 7, 7)))
-    with pytest.raises(NonFiniteError, match=r"1 values.*channel 2"):
+    with pytest.raises(NonFiniteError, match=r"1 value of the features is.*channel 2"):
         channel_grid(np.array([[[0.0]], [[1.0]], [[np.inf]]]))
     with pytest.raises(InputError, match="scale='all'"):
         channel_grid(np.zeros((1, 2, 2)), scale="all")

@@ -118,7 +118,7 @@ def test_boxes_and_labels_are_drawn_where_they_are():
     assert labels[5:18, 84:96].sum() > 50  # inside: there is no room above
     wide = draw_boxes(image, [low], ["a label wider than the picture itself"])
     assert wide.shape == image.shape
-    with pytest.raises(InputError, match="1 labels for 2 boxes"):
+    with pytest.raises(InputError, match="1 label for 2 boxes"):
         draw_boxes(image, [low, high], ["one"])
 
 

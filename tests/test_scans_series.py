@@ -130,10 +130,10 @@ def test_copies_count_once_and_others_at_one_place_are_refused(tmp_path):
     (tmp_path / "copy").write_bytes(written(made[2]))
     scan = read_series(tmp_path)
     np.testing.assert_array_equal(scan.values, VOLUME)
-    assert scan.flags == ("left out: 1 copies of slices",)
+    assert scan.flags == ("left out: 1 copy of slices",)
     second = slices(VOLUME[:1], PLACES[1:2], SeriesInstanceUID=made[0].SeriesInstanceUID)
     folder(tmp_path, second, ["echo"])
-    with pytest.raises(ImageError, match="2 of 6 slices lie where another does"):
+    with pytest.raises(ImageError, match="slices that lie where another does: 2 of 6"):
         read_series(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_one_file_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
-        ([], "none of its 0 files is a DICOM image"),
+        ([], "no file of 0 is a DICOM image"),
         ([dicom(VOLUME[0]), dicom(VOLUME[0])], "2 files that do not say where they lie"),
         ([dicom(VOLUME), dicom(VOLUME)], "do not say where they lie"),
     ],

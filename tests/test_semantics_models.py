@@ -951,9 +951,9 @@ def test_the_scores_are_found_in_any_output(kind):
         (lambda s: s.argmax(1), "the model's output is torch.int64: there is no gradient of integers"),
         (lambda s: s[:, :, None, None].expand(2, 3, 4, 4), r"\(2, 3, 4, 4\) has a class score at every place.*mask"),
         (lambda s: {"out": s[:, :, None].expand(2, 3, 4)}, r"\(2, 3, 4\) has a class score at every place"),
-        (lambda s: s[:1], "1 scores for a batch of 2: expected one row per sample"),
+        (lambda s: s[:1], "1 score for a batch of 2: expected one row per sample"),
         (lambda s: s.flatten(), "6 scores for a batch of 2"),
-        (lambda s: s.mean(), "1 scores for a batch of 2"),
+        (lambda s: s.mean(), "1 score for a batch of 2"),
     ],
 )
 def test_an_output_without_one_score_per_sample_asks_for_a_target(pack, words):
@@ -1052,7 +1052,7 @@ def test_one_target_each_for_a_batch_of_explanations():
         tool.explain_batch(list(x), [0, 1, 2])
     with pytest.raises(TargetError, match="no targets"):
         tool.explain_classes(x[0], [])
-    with pytest.raises(TargetError, match=r"1 scores for a batch of 2.*is the batch summed"):
+    with pytest.raises(TargetError, match=r"1 score for a batch of 2.*is the batch summed"):
         tool.explain_batch(list(x), lambda output: output[:, 1].sum())
 
 
@@ -1080,7 +1080,7 @@ class Watched(Plain):
         (3, r"class 3 is out of range: the model has 3 classes \(0\.\.2\)"),
         (-1, "class -1 is negative: classes count from 0"),
         (np.int64(10**12), "class 1000000000000 is out of range"),
-        ([0], "1 targets for a batch of 2: give one, or one per sample"),
+        ([0], "1 target for a batch of 2: give one, or one per sample"),
         ([0, 1, 2], "3 targets for a batch of 2"),
         ([], "0 targets for a batch of 2"),
         ([0, 3], "class 3 is out of range"),
@@ -1098,7 +1098,7 @@ class Watched(Plain):
         (lambda output: output, r"returned torch.float64 \(2, 3\); expected one float per sample"),
         (lambda output: 3, "returned int; expected one float per sample"),
         (lambda output: output.argmax(1), "returned torch.int64"),
-        (lambda output: output[:1, 0], "1 scores for a batch of 2"),
+        (lambda output: output[:1, 0], "1 score for a batch of 2"),
     ],
 )
 def test_what_is_not_a_class_is_refused_before_any_backward(target, words):

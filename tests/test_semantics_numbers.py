@@ -280,7 +280,7 @@ class Bad(nn.Module):
             "gradient",
             r"the gradient at layer 'middle' has 2 NaN or infinite values of 768, the first at \(0, 1, 2, 3\)",
         ),
-        ("score", r"the score has 1 NaN or infinite values of 2, the first at \(1,\)"),
+        ("score", r"the score has 1 NaN or infinite value of 2, the first at \(1,\)"),
     ],
 )
 def test_a_bad_gradient_or_score_is_an_error_that_names_it(where, words, what):
@@ -300,7 +300,7 @@ def test_a_bad_activation_is_an_error_that_names_it_or_a_flag():
             return self.after(self.bad(self.before(x)).nan_to_num())
 
     model, x = plain(Net)
-    words = r"the activation of layer 'bad' has 1 NaN or infinite values of 768, the first at \(1, 2, 3, 4\)"
+    words = r"the activation of layer 'bad' has 1 NaN or infinite value of 768, the first at \(1, 2, 3, 4\)"
     tool = HiResCAM(model, "bad", layout="channels_first")
     with pytest.raises(NonFiniteError, match=words):
         tool.attribute(x, 1)
@@ -363,7 +363,7 @@ def test_an_empty_batch_is_a_clear_error():
         GradCAM(model, "middle").attribute(torch.zeros(0, 3, 8, 8), 1)
     with pytest.raises(InputError, match="the batch is empty"):
         GradCAM(model, "middle").explain_batch([], 1)
-    with pytest.raises(InputError, match="1 targets for 2 images"):
+    with pytest.raises(InputError, match="1 target for 2 images"):
         GradCAM(model, "middle").explain_batch(list(torch.zeros(2, 3, 8, 8)), [1])
 
 

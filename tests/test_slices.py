@@ -53,7 +53,7 @@ def test_slices_become_one_map_whose_peak_is_where_the_evidence_is():
     assert values[[0, 1, 2, 3, 5]].max() == 0
     index = np.array([*made.volume.peak, 1])
     assert made.volume.peak_world == tuple((WORLD @ index)[:3])
-    assert "5 of 6 slices are flagged" in made.volume.notes[-1]
+    assert "flagged: 5 of 6 slices" in made.volume.notes[-1]
 
 
 def test_slices_along_any_axis_of_a_turned_volume_lie_where_they_were_cut():

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import CamscopeError, InputError, MissingExtraError
 from camscope.files import open_regular, read_bytes
+from camscope.wording import plural
 
 MAX_JSON, MAX_TOML = 2**30, 2**24  # bytes of a file; the largest of COCO's own has half of that
 MAX_ARRAYS = 2**32  # bytes of the arrays of one .npz file
@@ -79,7 +80,7 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str], limit: int = MA
         there = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
         declared = sum(_declared(archive, member) for member in there.values())
         if declared > limit:
-            raise InputError(f"its arrays have {declared:,} bytes, more than the limit of {limit:,}")
+            raise InputError(f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {limit:,}")
         return {name: _array(archive, member) for name, member in there.items()}
 
 
@@ -91,7 +92,7 @@ def _declared(archive: zipfile.ZipFile, member: str) -> int:
         start = stream.tell()
     declared = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
     if declared + start != size:
-        raise InputError(f"{member} declares {declared:,} bytes and the archive {size - start:,}")
+        raise InputError(f"{member} declares {plural(declared, 'byte', spec=',')} and the archive {size - start:,}")
     return declared
 
 
@@ -116,7 +117,7 @@ def check_zip(path: str | os.PathLike[str]) -> None:
         declared = sum(member.file_size for member in archive.infolist())
     if declared > size:
         raise InputError(
-            f"it has {size:,} bytes and would unpack to {declared:,}; expected tensors that are not packed"
+            f"it has {plural(size, 'byte', spec=',')} and would unpack to {declared:,}; expected tensors that are not packed"
         )
 
 

@@ -17,6 +17,7 @@ from camscope.data_files import MAX_ARRAYS, one_error, read_json, read_npz
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.files import write_bytes
 from camscope.geometry import Placement
+from camscope.wording import plural
 
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
@@ -244,7 +245,7 @@ class Explanation:
         """
         if self.heat.ndim != 3:
             raise InputError(
-                f"a map {self.grid} of {self.heat.ndim} axes is no volume's: it needs 3; overlay() draws it"
+                f"a map {self.grid} of {plural(self.heat.ndim, 'axis')} is no volume's: it needs 3; overlay() draws it"
             )
         size = size or self._best_size()
         values, covered = self._placed(size)
@@ -333,7 +334,8 @@ class Explanation:
     def _expect_flat(self) -> None:
         if self.heat.ndim != 2:
             raise InputError(
-                f"a map {self.grid} of {self.heat.ndim} axes has neither outlines nor boxes: take heatmap(), its numbers, or "
+                f"a map {self.grid} of {plural(self.heat.ndim, 'axis')} has neither outlines nor boxes: take "
+                "heatmap(), its numbers, or "
                 f"of one of 3 axes a slice"
             )
 

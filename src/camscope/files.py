@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from camscope.errors import OutputError
+from camscope.wording import plural
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
 try:
@@ -115,13 +116,13 @@ def write_error(path: Path, error: OSError, size: int | None = None, *, at_least
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE:
-        needed = [] if size is None else [f"{'at least ' if at_least else ''}{size:,} bytes needed"]
+        needed = [] if size is None else [f"{'at least ' if at_least else ''}{plural(size, 'byte', spec=',')} needed"]
         with contextlib.suppress(OSError):
-            needed.append(f"{shutil.disk_usage(_existing(path)).free:,} bytes free")
+            needed.append(f"{plural(shutil.disk_usage(_existing(path)).free, 'byte', spec=',')} free")
         reason = f"{reason} ({', '.join(needed)})" if needed else reason
         advice = "free some space, or choose another place"
     elif error.errno == errno.EFBIG and size is not None:
-        reason = f"{reason} ({size:,} bytes needed)"
+        reason = f"{reason} ({plural(size, 'byte', spec=',')} needed)"
     made = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
     made.errno = error.errno
     return made
@@ -326,4 +327,4 @@ def _expect_regular(status: os.stat_result, limit: int | None) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file, but a pipe, a socket or a device")
     if limit is not None and status.st_size > limit:
-        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes; the limit is {limit:,}")
+        raise OSError(errno.EFBIG, f"it has {plural(status.st_size, 'byte', spec=',')}; the limit is {limit:,}")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError
+from camscope.wording import plural
 
 Floats = NDArray[np.floating[Any]]
 BLOCK = 1 << 20  # pixels that a general affine projection handles at once
@@ -45,7 +46,9 @@ class Placement:
         object.__setattr__(self, "image_size", _size(self.image_size, len(self.input_size)))
         n = len(self.input_size)
         if matrix.shape != (n, n + 1):
-            raise GeometryError(f"the matrix of a placement in {n} dimensions is {n} x {n + 1}; it is {matrix.shape}")
+            raise GeometryError(
+                f"the matrix of a placement in {plural(n, 'dimension')} is {n} x {n + 1}; it is {matrix.shape}"
+            )
         if not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:, :n]) < n:
             raise GeometryError(f"the matrix of a placement has to be finite and invertible; it is {matrix.tolist()}")
 
@@ -110,7 +113,7 @@ class Placement:
     def transposed(self, axes: Sequence[int]) -> Self:
         """After reordering the axes as numpy's `transpose` does."""
         if sorted(axes) != list(range(self._n)):
-            raise GeometryError(f"axes {tuple(axes)} do not reorder {self._n} axes")
+            raise GeometryError(f"axes {tuple(axes)} do not reorder {plural(self._n, 'axis')}")
         return self._after(np.eye(self._n)[list(axes)].T, np.zeros(self._n), [self.input_size[axis] for axis in axes])
 
     def followed(self, inner: Self) -> Self:
@@ -145,7 +148,9 @@ class Placement:
         heat = np.asarray(heat)
         heat = heat if heat.dtype == np.float64 else heat.astype(np.float32)
         if heat.ndim != self._n or not heat.size:
-            raise GeometryError(f"a map of shape {heat.shape}; expected one with {self._n} axes, none of them empty")
+            raise GeometryError(
+                f"a map of shape {heat.shape}; expected one with {plural(self._n, 'axis')}, none of them empty"
+            )
         inverse = _inverse(self.cells(heat.shape))
         axes = _one_to_one(inverse)
         return _separable(heat, inverse, self.image_size, axes) if axes else _affine(heat, inverse, self.image_size)
@@ -173,7 +178,7 @@ def _size(size: Sequence[int], n: int) -> tuple[int, ...]:
 def _numbers(values: Sequence[int], n: int, name: str) -> NDArray[np.int64]:
     numbers = np.asarray(values)
     if numbers.shape != (n,) or not np.equal(numbers, np.round(numbers)).all():
-        raise GeometryError(f"{name} {values!r}; expected {n} whole numbers, one for each axis")
+        raise GeometryError(f"{name} {values!r}; expected {plural(n, 'whole number')}, one for each axis")
     return numbers.astype(np.int64)
 
 

@@ -28,6 +28,7 @@ from camscope.layouts import (
     read_layout,
 )
 from camscope.structure import the_tensor
+from camscope.wording import plural
 
 __all__ = [
     "CHANNELS_FIRST",
@@ -114,7 +115,7 @@ def layout_of(
     patches = max(map(math.prod, seen.grids), default=0)
     if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
         raise LayerError(
-            f"the {output.shape[1]} tokens are kept window by window, and not in rows, until they are merged to "
+            f"the {plural(output.shape[1], 'token')} are kept window by window, and not in rows, until they are merged to "
             f"{patches // merged}: choose a layer of the last stage, or pass reshape= that puts them in rows"
         )
     return found

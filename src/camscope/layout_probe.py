@@ -25,6 +25,7 @@ from camscope.hooks.base import Hooks, autocast_uncached, evaluating, find_layer
 from camscope.hooks.muted import hooks_muted
 from camscope.layouts import CHANNELS_FIRST, TOKENS, Layout
 from camscope.structure import the_tensor
+from camscope.wording import plural
 
 RUNS = 3
 MAX_TOKENS_EACH_ALONE = 32**2  # more of them are replaced in blocks, as the cells of maps
@@ -386,7 +387,11 @@ def _other_places(
         block = block_of_cell[cells[inside]]
         found, spread = _score(_centered(reaction[:, start + cells[inside]]), labels[block], block)
         fits = 0 <= start <= length - count
-        name = str(Layout(TOKENS, layout.grid, start)) if fits else f"cells {start - layout.prefix:+d} tokens off"
+        name = (
+            str(Layout(TOKENS, layout.grid, start))
+            if fits
+            else f"cells {plural(start - layout.prefix, 'token', spec='+d')} off"
+        )
         yield found, found / spread, name
     if len(layout.grid) == 2 and min(layout.grid) > 1:
         block = block_of_cell.view(layout.grid).T.reshape(-1)[cells]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
+from camscope.wording import plural
 
 CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
 Grid = tuple[int, ...]
@@ -224,7 +225,8 @@ def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: S
     remedy = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
     if tokens not in seen.image_tokens:
         raise LayerError(
-            f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of {tokens} tokens "
+            f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
+            f"{plural(tokens, 'token')} "
             f"were seen that say where the image is; pass input_ids to the model, or {remedy}"
         )
     positions = seen.image_tokens[tokens]
@@ -234,12 +236,16 @@ def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: S
         )
     count = len(positions)
     if not count or positions[-1] - positions[0] + 1 != count:
-        raise LayerError(f"the input ids hold {count} image tokens, expected one uninterrupted run of them; {remedy}")
+        raise LayerError(
+            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them; {remedy}"
+        )
     levels = [set(_grids(size))] if not seen.grids else _halved([g for g in seen.grids if len(g) == len(size)])
     found = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
     if len(found) != 1:
         known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
-        raise LayerError(f"the input ids hold {count} image tokens; grids of so many cells: {known}; {remedy}")
+        raise LayerError(
+            f"the input ids hold {plural(count, 'image token')}; grids of so many cells: {known}; {remedy}"
+        )
     return Layout(TOKENS, found[0], positions[0])
 
 

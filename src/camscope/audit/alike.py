@@ -11,6 +11,7 @@ from camscope.audit.config import Config
 from camscope.audit.digesting import others
 from camscope.data_files import one_error, read_json
 from camscope.errors import InputError
+from camscope.wording import plural
 
 MADE_BY = (
     "seed",
@@ -81,7 +82,7 @@ def _expect_images(first: Mapping[str, str | None], second: Mapping[str, str | N
         )
     if changed := others(first, second):
         raise InputError(
-            f"{len(changed)} of {len(first)} images are other ones in the second audit: only audits of the same images are "
+            f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit: only audits of the same images are "
             "compared"
         )
 

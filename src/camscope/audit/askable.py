@@ -6,6 +6,7 @@ from camscope.audit.subject import Subject
 from camscope.errors import CamscopeError, CategoryError, InputError, PreprocessError
 from camscope.images.window import Window
 from camscope.measure.evidence import Evidence
+from camscope.wording import plural
 
 PROBED = 32  # masks that are looked into for several labels before the audit begins
 
@@ -15,7 +16,7 @@ def expect_askable(subject: Subject) -> None:
     for column in subject.config.data.subgroups:
         if (count := len({*subject.levels(column).values()} - {None})) > MOST:
             raise InputError(
-                f"subgroups: {column!r} has {count} levels, and the report shows them all: at most {MOST} are allowed"
+                f"subgroups: {column!r} has {plural(count, 'level')}, and the report shows them all: at most {MOST} are allowed"
             )
     if subject.config.data.window is not None:
         Window.of(subject.config.data.window)
@@ -31,7 +32,8 @@ def expect_askable(subject: Subject) -> None:
         truth = [one for one in subject.truths(finding).values() if one is not None]
         if not 0 < sum(truth) < len(truth):
             raise InputError(
-                f"of {len(truth)} labelled rows {sum(truth)} have the finding {finding.name!r}: some with it and some without "
+                f"of {plural(len(truth), 'labeled row')}, {sum(truth)} with the finding {finding.name!r}: some "
+                "with it and some without "
                 f"are needed; is {subject.config.data.label or 'its column'!r} the column of labels?"
             )
 

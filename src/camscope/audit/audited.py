@@ -33,6 +33,7 @@ from camscope.batch.manifest import arrow
 from camscope.data_files import read_parquet
 from camscope.errors import InputError
 from camscope.files import expect_regular_files, held_alone, write_bytes
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +84,7 @@ class AuditRun:
             self.summary = Summary.model_validate_json((self.folder / writing.SUMMARY).read_bytes())
         except ValidationError as error:
             raise InputError(
-                f"{folder}: {writing.SUMMARY} is not what an audit writes: {error.error_count()} errors"
+                f"{folder}: {writing.SUMMARY} is not what an audit writes: {plural(error.error_count(), 'error')}"
             ) from None
 
     @property

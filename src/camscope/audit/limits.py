@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from camscope.audit.enough import FOR_A_WORD, FOR_AN_INTERVAL
 from camscope.audit.schema import Resolve, Summary
 from camscope.audit.shortcuts.overlaps import overlapping
 from camscope.explanation import MEANING
+from camscope.wording import plural
 
 ALWAYS = (
     "Attribution shows what the model's answer is sensitive to, not disease and not cause.",
@@ -54,13 +56,15 @@ def warnings(summary: Summary) -> Iterator[str]:
     if summary.check.tested and summary.check.patients < FEW:
         count = summary.check.patients
         noun = "patient" if summary.check.grouped else "image"
-        many = f"are only {count} {noun}s" if count != 1 else f"is only 1 {noun}"
-        yield f"There {many}: intervals are wide, and most questions cannot be answered."
+        verb = "is" if count == 1 else "are"
+        width = "intervals are wide" if count >= FOR_AN_INTERVAL else "there are no intervals"
+        answers = "and some questions may not be answered" if count >= FOR_A_WORD else "and no verdict is given"
+        yield f"There {verb} only {plural(count, noun)}: {width}, {answers}."
     if summary.predict.probabilities:
         yield "The model gives probabilities; log odds were made of them, and end where probabilities round to 0 or 1."
     failed = sum(one.rows for one in summary.explain.failures)
     if failed:
-        yield f"{f'{failed} images lack' if failed != 1 else '1 image lacks'} a map of some method: see failures.csv."
+        yield f"{plural(failed, 'image lacks', 'images lack')} a map of some method: see failures.csv."
     yield from _overlapping(summary)
     for one in sorted(
         summary.check.found, key=lambda found: SEVERE.index(found.severity) if found.severity in SEVERE else 9
@@ -75,6 +79,8 @@ def warnings(summary: Summary) -> Iterator[str]:
         flagged = {key: count for key, count in maps.statuses.items() if key not in ("ok", "layout_unverified")}
         if sum(flagged.values()) > maps.maps / 10:
             kinds = ", ".join(f"{status.replace('_', ' ')}: {count}" for status, count in flagged.items())
-            yield f"{sum(flagged.values())} of {maps.maps} maps of {maps.method} for {maps.finding} are flagged ({kinds})."
+            share = f"{sum(flagged.values())} of {plural(maps.maps, 'map')}"
+            yield f"Maps of {maps.method} for {maps.finding} with a flag: {share} ({kinds})."
         if unverified := maps.statuses.get("layout_unverified", 0):
-            yield f"{unverified} of {maps.maps} maps of {maps.method} for {maps.finding}: {MEANING['layout_unverified']}."
+            share = f"{unverified} of {plural(maps.maps, 'map')}"
+            yield f"{share} of {maps.method} for {maps.finding}: {MEANING['layout_unverified']}."

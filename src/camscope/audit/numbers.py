@@ -7,6 +7,7 @@ import numpy as np
 from camscope.audit.enough import FOR_AN_INTERVAL
 from camscope.audit.schema import Number
 from camscope.metrics import Estimate
+from camscope.wording import plural
 
 DIGITS = 10  # significant ones: what rounding does to the last bits is no difference between two runs
 
@@ -44,8 +45,8 @@ def number(found: Estimate | None, baseline: float | None = None, name: str = ""
 
 
 def patients(found: Estimate | Number) -> str:
-    """How many there are: `7`; of insertions of each kind: `92 receivers, 5 donors`."""
-    return ", ".join(f"{count} {role}" for role, count in found.roles) or str(found.groups)
+    """How many there are: `7`; of insertions of each kind: `92 receivers, 1 donor`."""
+    return ", ".join(plural(count, role.removesuffix("s")) for role, count in found.roles) or str(found.groups)
 
 
 def rounded(value: float | None) -> float | None:

@@ -18,6 +18,7 @@ from camscope.batch.manifest import arrow
 from camscope.batch.query import as_dicts
 from camscope.measure.measuring import Measuring
 from camscope.metrics import METRICS
+from camscope.wording import plural
 
 CLOSE = 1e-5  # of a map's largest value: other companions in a pass, another order of sums
 NEAR = 1e-4  # of log odds
@@ -63,7 +64,9 @@ def _rows(subject: Subject, then: Answered, drawn: list[int]) -> Iterator[Checke
             continue
         made = subject.worker.rows(subject.worker.collated([one]))
         off = max(_off(again, maps[row, again["method"], again["target"]]) for again in made)
-        yield Checked(f"row {name}", off <= CLOSE, f"{len(made)} maps, largest difference {off:.1e} of the maximum")
+        yield Checked(
+            f"row {name}", off <= CLOSE, f"{plural(len(made), 'map')}, largest difference {off:.1e} of the maximum"
+        )
 
 
 def _near(odds: Any, before: Any) -> bool:
@@ -102,7 +105,7 @@ def _places(subject: Subject, run: AuditRun, drawn: Draw) -> Checked:
                 wrong.append(
                     f"{place[3]} of {place[1]}, image {subject.ids[place[0]]}, is {value:.6g} and not {known.get(place)}"
                 )
-    return Checked.of("places of maps", f"{seen} values computed again" if seen else "there are none", wrong)
+    return Checked.of("places of maps", f"{plural(seen, 'value')} computed again" if seen else "there are none", wrong)
 
 
 def _known(run: AuditRun, finding: Finding) -> dict[tuple[Any, ...], float]:
@@ -137,7 +140,9 @@ def _regions(subject: Subject, run: AuditRun, then: Answered, drawn: Draw) -> Ch
         for place in {**{one: 0 for one in known if one[0] in rows}, **made}
         if place not in made or place not in known or not _near(made[place], known[place])
     ]
-    return Checked.of("regions taken away", f"{len(made)} answers computed again" if made else "there are none", wrong)
+    return Checked.of(
+        "regions taken away", f"{plural(len(made), 'answer')} computed again" if made else "there are none", wrong
+    )
 
 
 def _without(subject: Subject, then: Answered, rows: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], float]]:

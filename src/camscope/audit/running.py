@@ -29,6 +29,7 @@ from camscope.audit.subject import Subject
 from camscope.batch.store import SIBLING
 from camscope.errors import OutputError
 from camscope.files import path_in, write_bytes
+from camscope.wording import plural
 
 IMAGES = "images"
 FORESEEN_AFTER = "resolve"  # which has tried the model and the methods
@@ -111,7 +112,7 @@ def expect_images(subject: Subject, then: Any) -> None:
     images = of_images(subject)
     if changed := others(images, then if isinstance(then, dict) else {}):
         raise OutputError(
-            f"{subject.folder}: {len(changed)} of {len(images)} images are other ones than those its stages have seen: "
+            f"{subject.folder}: {len(changed)} of {plural(len(images), 'image')} differ from those that its stages have seen: "
             "choose another folder, or allow overwriting"
         )
 

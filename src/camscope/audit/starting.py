@@ -10,12 +10,14 @@ from camscope.audit.answers.levels import AGE, BANDS, MOST
 from camscope.audit.config import NAMING, Config, Fill, Margins, Modality, Sizes
 from camscope.audit.enough import FOR_A_WORD
 from camscope.audit.findings import expect_told, labels_of, single
-from camscope.batch import Manifest, manifest_of
+from camscope.audit.shortcuts.interventions.judging import patients_for
+from camscope.batch import Manifest, manifest_of, worker
 from camscope.batch.manifest import TABLES, arrow
 from camscope.batch.sources import LIBRARIES
 from camscope.cards import card_of
 from camscope.errors import InputError
 from camscope.models import load_model
+from camscope.wording import plural
 
 LABEL = ("label", "target", "class", "diagnosis")
 PATIENT = ("patient", "patient_id", "subject", "subject_id")
@@ -83,7 +85,7 @@ HEAD = (
     "seed = 0",
     "# replicates = 2000  # resamples of the bootstrap over patients; the report says which intervals rest on it",
     f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
-    "# batch_size = 16  # images that the model is asked about at once, as they are: by default of small ones up to 64",
+    f"# batch_size = 16  # images in a forward pass; default: {worker.LEAST}, of unchanged small ones up to {worker.MOST}",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
     "",
 )
@@ -190,7 +192,8 @@ MARGINS = {
     "mass": "a difference of a map's share between subgroups",
     "robust": "rank correlation of maps under changes that do not matter",
     "leak": "the AUROC of a probe below which the features do not tell a column, as site",
-    "prevalence": "a reliance of fewer patients may be missed; 0.05 takes 59 patients, 0.1 takes 29",
+    "prevalence": "a reliance of a smaller share of patients may be missed; "
+    + ", ".join(f"{share} takes {plural(patients_for(share), 'patient')}" for share in (0.05, 0.1)),
 }
 
 

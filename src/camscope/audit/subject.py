@@ -28,6 +28,7 @@ from camscope.measure.evidence import Column, Evidence, evidence_of
 from camscope.measure.making import some_of
 from camscope.models import load_model
 from camscope.targets.classes import index_of
+from camscope.wording import plural
 
 Row = dict[str, Any]
 Told = Callable[[int, int], None]  # how much of a stage is done, of how much
@@ -75,7 +76,9 @@ class Subject:
             raise InputError(f"no row of the manifest has a path and is of the split {data.use!r}")
         ids = table["id"].to_pylist()
         if len(set(ids)) < len(ids):
-            raise InputError(f"{len(ids) - len(set(ids))} rows have the id of another row: each needs its own")
+            raise InputError(
+                f"{plural(len(ids) - len(set(ids)), 'row has', 'rows have')} the id of another row: each needs its own"
+            )
         return some_of(replace(self.whole, table=table), data.images, self.config.seed)
 
     @cached_property
@@ -169,7 +172,9 @@ class Subject:
         if name.isdecimal():
             index = int(name)
             if self.categories and index >= len(self.categories):
-                raise TargetError(f"class {index} is out of range: the model has {len(self.categories)} classes")
+                raise TargetError(
+                    f"class {index} is out of range: the model has {plural(len(self.categories), 'class')}"
+                )
             return Finding(index, self.categories[index] if self.categories else name)
         if not self.categories:
             raise TargetError(f"the model names no classes: write the finding {name!r} as a number")

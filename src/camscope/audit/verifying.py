@@ -20,6 +20,7 @@ from camscope.audit.subject import Subject, Told
 from camscope.audit.verdicts import verdicts
 from camscope.audit.writing import GALLERY, METRICS, REPORT, SUMMARY, metrics
 from camscope.errors import CamscopeError, InputError
+from camscope.wording import plural
 
 UNREADABLE = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
 NAMED = 5  # images that are other ones
@@ -102,7 +103,7 @@ def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
     yield Checked(
         "outputs",
         not wrong and bool(then),
-        f"{len(then)} files" + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
+        plural(len(then), "file") + (f", {len(wrong)} of them differ" if wrong else ", all as they were"),
     )
     for name, why in sorted(wrong.items())[:20]:
         yield Checked(name, False, why)
@@ -195,7 +196,7 @@ def _images(subject: Subject, known: dict[str, Any], told: Told | None) -> Itera
         images = of_images(subject, told)
         changed = others(images, _part(known, "rows"))
         named = ", ".join(changed[:NAMED]) + (", …" if len(changed) > NAMED else "")
-        said = f"{len(changed)} of {len(images)} are other ones: {named}" if changed else "the same bytes"
+        said = f"not the same bytes, {len(changed)} of {len(images)}: {named}" if changed else "the same bytes"
         yield Checked("images", not changed, said if changed else f"{len(images)}: {said}")
         yield _labelled(subject)
         same = AuditRun(subject.folder).metrics().equals(metrics(subject))
@@ -211,7 +212,7 @@ def _labelled(subject: Subject) -> Checked:
     rows, wrong = table["row"].to_pylist(), []
     for name, known in columns.items():
         off = sum(known[row] != said for row, said in zip(rows, table[name].to_pylist(), strict=True))
-        wrong += [f"{off} of {len(rows)} are others in the column {name!r} of the predictions"] if off else []
+        wrong += [f"the column {name!r} of the predictions has other values: {off} of {len(rows)}"] if off else []
     return Checked.of("labels", f"{len(rows)} and their patients, as in the manifest", wrong)
 
 

@@ -20,6 +20,7 @@ from camscope.batch.worker import Worker
 from camscope.cards import ModelCard, attach_card
 from camscope.errors import RunError
 from camscope.hooks.base import unwrap
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +79,7 @@ class Actor:
             rows = ray.get(self._rows[0]).slice(at, images)
             first, last, path = rows["row"][0].as_py(), rows["row"][-1].as_py(), rows["path"][0].as_py()
             raise RunError(
-                f"rows {first} to {last} of the manifest, from {path} on: their worker died {deaths} times (was "
+                f"rows {first} to {last} of the manifest, from {path} on: their worker died {plural(deaths, 'time')} (was "
                 "it killed for want of memory, or is there a file that kills its decoder?); take fewer workers, or leave them out"
             )
         if self._ready is None:  # not in the constructor: of an error there nothing would arrive

@@ -25,6 +25,7 @@ from camscope.geometry import Placement
 from camscope.images.photo import read_photo
 from camscope.images.scan_pixels import grey
 from camscope.images.scans import is_scan, read_scan
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +108,8 @@ class Collection:
             _ = self._images
         if count := self.not_fetched:
             raise ImageError(
-                f"{count} images of the run are not on this machine; to fetch them pass --fetch (Python: fetch=True)"
+                f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine; to fetch "
+                "them pass --fetch (Python: fetch=True)"
             )
 
     @property

@@ -15,6 +15,7 @@ from camscope.batch.reading import Loaded, loaded
 from camscope.batch.store import Store
 from camscope.batch.worker import Batch, Worker
 from camscope.errors import InputError, RunError
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,7 +104,7 @@ class Outcome:
             told(self)
         if most is not None and self.failures > most:
             why = "; ".join(f"{reason} ({count} x)" for reason, count in self.reasons.most_common(3))
-            raise RunError(f"{self.failures} images failed, more than {most}: {why}")
+            raise RunError(f"{plural(self.failures, 'image')} failed, more than {most}: {why}")
 
 
 def unfinished(plan: Plan, store: Store, *, retry_failed: bool = False) -> tuple[list[Task], Outcome]:

@@ -20,6 +20,7 @@ from camscope.errors import InputError, MissingExtraError
 from camscope.images.listing import images_of, is_medical
 from camscope.images.private import scan_name
 from camscope.images.scans import is_scan
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,7 +207,9 @@ def _numbered(table: "pa.Table", source: str, *, strict: bool) -> "pa.Table":
     )
     repeated = len(ids) - compute.count_distinct(ids).as_py()
     if repeated and strict:
-        raise InputError(f"{source}: {repeated} rows have the id of another; every row needs its own")
+        raise InputError(
+            f"{source}: {plural(repeated, 'row has', 'rows have')} the id of another; every row needs its own"
+        )
     rest = [name for name in table.column_names if name not in ("row", "path", "id")]
     columns = {"row": pa.array(np.arange(table.num_rows)), "id": ids, "path": paths}
     columns |= {name: _in_microseconds(table[name]) for name in rest}
@@ -236,7 +239,7 @@ def taken(names: Sequence[str]) -> list[str]:
 
 def _check_columns(names: Sequence[str], source: str, *, strict: bool) -> None:
     if "path" not in names:
-        raise InputError(f"{source}: none of its {len(names)} columns is called 'path'; is its first row one of names?")
+        raise InputError(f"{source}: no column of {len(names)} is called 'path'; is its first row one of names?")
     if strict and (own := taken(names)):
         raise InputError(f"{source}: the result has columns named {', '.join(own)} of its own; rename yours")
     twice = sorted(name for name, times in Counter(map(str.lower, names)).items() if times > 1)

@@ -22,6 +22,7 @@ from camscope.cards import card_of
 from camscope.errors import InputError, RunError
 from camscope.explainers.scope import home
 from camscope.hooks.base import unwrap
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +60,7 @@ def run_chunks(
     missing = len({task.chunk for task in todo} - store.finished())
     if missing:
         raise RunError(
-            f"{missing} of {len(todo)} parts are not in {store.parts}: it must be a folder that all nodes see"
+            f"missing in {store.parts}: {missing} of {plural(len(todo), 'part')}; it must be a folder that all nodes see"
         )
     return outcome
 

@@ -13,6 +13,7 @@ from camscope.batch.collection import Collection
 from camscope.batch.query import Query, by_image
 from camscope.batch.threads import in_order
 from camscope.errors import InputError, MissingExtraError
+from camscope.wording import plural
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Found:
     def words(self) -> str:
         """The same in a sentence."""
         match = (
-            f"{self.matching:,} of {self.rows:,} rows match"
+            f"{self.matching:,} of {plural(self.rows, 'row', spec=',')} match"
             if self.matching < self.rows
-            else f"All of {self.rows:,} rows"
+            else f"All of {plural(self.rows, 'row', spec=',')}"
         )
         return f"{match}; {'all' if self.shown == self.matching else f'the first {self.shown:,}'} are shown."
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from camscope.batch.manifest import arrow
 from camscope.data_files import FEW_VALUES, VALUES_PER_BYTE, check_parquet, one_error
 from camscope.errors import InputError, MissingExtraError
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +66,7 @@ class Query:
             with reading_parts():
                 count = int(rows.count_rows())
                 if count > FEW_VALUES + VALUES_PER_BYTE * sum(Path(file).stat().st_size for file in rows.files):
-                    raise InputError(f"a part of the run claims {count:,} rows: it is damaged")
+                    raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: it is damaged")
             return np.arange(count if self.limit is None else min(count, self.limit))
         with self._asked(rows, AT) as found:
             return np.asarray(found.fetchnumpy()[AT.strip('"')], np.int64)

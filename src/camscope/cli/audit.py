@@ -9,6 +9,7 @@ import typer
 
 from camscope.cli import base, mapping
 from camscope.files import write_bytes
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,7 +89,9 @@ def run(
         made = audited(config, output, overwrite=overwrite, told=told, foreseen=tell_time)
     tell(made)
     if made.failures:
-        base.note(f"{made.failures} images have no answer or no map: {base.shown(made.folder / 'failures.csv')}")
+        base.note(
+            f"{plural(made.failures, 'image has', 'images have')} no answer or no map: {base.shown(made.folder / 'failures.csv')}"
+        )
         raise typer.Exit(base.FAILED)
 
 

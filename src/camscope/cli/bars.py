@@ -9,6 +9,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +79,7 @@ def counting(what: str = "") -> "Iterator[Callable[[Outcome], None]]":
             drawn.update(task, completed=done, total=so_far.total, description=words)
             if not console.is_terminal and now - said >= EVERY and rate:
                 said, left = now, datetime.timedelta(seconds=round((so_far.total - done) / rate))
-                console.print(f"{done} of {so_far.total} images, {words}, {left} left")
+                console.print(f"{done} of {plural(so_far.total, 'image')}, {words}, {left} left")
 
         yield told
 

@@ -6,6 +6,7 @@ import typer
 
 from camscope.cli import asking, bars, base, mapping, scans
 from camscope.cli.settings import settings
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from camscope.batch import Outcome
@@ -144,7 +145,7 @@ def _tell(outcome: "Outcome", output: str) -> None:
     from rich.table import Table
 
     console, done = base.out(), outcome.before + outcome.images - outcome.failures
-    images = f"{done} of {outcome.total} images" if outcome.failures else f"{done} images"
+    images = f"{done} of {plural(outcome.total, 'image')}" if outcome.failures else plural(done, "image")
     before = f" ({outcome.before} processed before)" if outcome.before else ""
     console.print(base.styled(("maps    ", "bold"), (f"{images}{before}: {base.shown(output)}", "")), soft_wrap=True)
     if outcome.failures:

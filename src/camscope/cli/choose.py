@@ -7,6 +7,7 @@ import typer
 
 from camscope.cli import asking, bars, base
 from camscope.cli.paths import check_free
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,13 +88,13 @@ def run(
         first = samples[0].item.x[None].to(device)
         with base.working("looking for layers"):
             tools = candidates(net, first, names, None if layer is None else base.split(layer))
-        with bars.bar(f"{len(tools)} candidates", len(samples), base.out()) as bar:
+        with bars.bar(plural(len(tools), "candidate"), len(samples), base.out()) as bar:
             choice = choose(
                 tools,
                 samples,
                 seed=seed,
                 exhaustive=exhaustive,
-                told=lambda seen, count, left: bar.seen(seen, f"{left} candidates left"),
+                told=lambda seen, count, left: bar.seen(seen, f"{plural(left, 'candidate')} left"),
             )
     base.out().print(_table(choice))
     if known is not None:

@@ -21,6 +21,7 @@ from camscope.errors import (
     TargetError,
     WeightsError,
 )
+from camscope.wording import plural
 
 EXAMPLE = "camscope explain camscope-demo/images --method gradcam,layercam"
 ABOUT_THE_QUESTION = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
@@ -147,13 +148,15 @@ class _Outcome:
             base.complain(line)
         if len(self.in_the_way) > 1:
             first = self.in_the_way[0].path
-            base.complain(f"{len(self.in_the_way)} images have output, as {first}; pass --overwrite, or another -o")
+            base.complain(
+                f"{plural(len(self.in_the_way), 'image has', 'images have')} output, as {first}; pass --overwrite, or another -o"
+            )
         elif self.in_the_way:
             base.complain(str(self.in_the_way[0]))
         if self.done == images:
             return
         if images > 1:
-            failed = [f"{len(self.failures)} of {images} images failed"] if self.failures else []
+            failed = [f"{len(self.failures)} of {plural(images, 'image')} failed"] if self.failures else []
             kept = [f"{len(self.in_the_way)} are left as they were"] if self.in_the_way else []
             base.err().print(", ".join([*failed, *kept, f"{self.done} are explained"]))
         raise typer.Exit(base.FAILED)
@@ -196,7 +199,9 @@ def _check_one_file(destination: Destination, images: int, maps: int) -> None:
     if file is None:
         return
     if images > 1:
-        raise typer.BadParameter(f"{file} is one file for {images} images; name a folder", param_hint="'--output'")
+        raise typer.BadParameter(
+            f"{file} is one file for {plural(images, 'image')}; name a folder", param_hint="'--output'"
+        )
     if destination.formats[0] in RAW and maps > 1:
         raise typer.BadParameter(
             f"{file} holds one map and {maps} are asked for; name a folder, and --format {destination.formats[0]}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import bars, base, scans
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from camscope.batch import Exported
@@ -77,8 +78,8 @@ def _file(output: str, kinds: list[str]) -> Path | None:
 
 def _tell(done: "Exported", folder: str, output: str) -> None:
     """What was written, and why some rows have no file; exit code 1 where there are such."""
-    files = "1 file" if done.files == 1 else f"{done.files} files"
-    rows = "1 row" if done.rows == 1 else f"{done.rows} rows"
+    files = plural(done.files, "file")
+    rows = plural(done.rows, "row")
     base.out().print(
         base.styled(("export  ", "bold"), (f"{files} of {rows}: {base.shown(output)}", "")), soft_wrap=True
     )
@@ -86,7 +87,8 @@ def _tell(done: "Exported", folder: str, output: str) -> None:
         base.note(f"{done.without} of them have no map; see: {base.failed_rows(folder)}")
     if done.apostrophes:
         base.note(
-            f"{done.apostrophes} cells of the table were given an apostrophe, so that a spreadsheet reads no formula"
+            f"{plural(done.apostrophes, 'cell of the table was', 'cells of the table were')} given an "
+            "apostrophe, so that a spreadsheet reads no formula"
         )
     if done.reasons:
         table = base.table("rows>", "why they have no file", "as")

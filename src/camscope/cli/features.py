@@ -10,6 +10,7 @@ from camscope.cli import base
 from camscope.cli.paths import check_there, picture_file
 from camscope.cli.scans import Scans
 from camscope.files import slug
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,7 +47,7 @@ def run(
     shape = "×".join(map(str, maps.shape))
     console = base.out()
     console.print(base.styled((called or base.shown(path), "bold cyan"), (f"  {layer}  {shape}", "")), soft_wrap=True)
-    console.print(f"  {min(limit, len(maps))} of {len(maps)} channels: {base.shown(file)}", soft_wrap=True)
+    console.print(f"  {min(limit, len(maps))} of {plural(len(maps), 'channel')}: {base.shown(file)}", soft_wrap=True)
 
 
 def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":

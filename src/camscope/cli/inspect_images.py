@@ -7,6 +7,7 @@ import typer
 
 from camscope.cli import bars, base
 from camscope.cli.paths import check_free
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -134,7 +135,7 @@ def _prevalence(one: "Prevalence") -> "Table":
     alone = one.association is None and one.targets == ("images",)
     targets = () if alone else one.targets[:TARGETS]
     rest = 0 if alone else len(one.targets) - len(targets)
-    names = [f"{base.shown(name)}>" for name in targets] + [f"{rest} others>"] * bool(rest)
+    names = [f"{base.shown(name)}>" for name in targets] + [f"{plural(rest, 'other')}>"] * bool(rest)
     table = base.table(base.shown(one.by), "images>", *names)
     association = (
         "" if one.association is None else f": Cramér's V {one.association:.2f} (1: the group says the target)"
@@ -146,7 +147,7 @@ def _prevalence(one: "Prevalence") -> "Table":
         others = [f"{sum(counts[TARGETS:]):,}"] * bool(rest)
         table.add_row(base.shown(group), f"{sum(counts):,}", *cells[: len(targets)], *others)
     if len(one.groups) > GROUPS:
-        table.caption, table.caption_justify = f"and {len(one.groups) - GROUPS} more groups", "left"
+        table.caption, table.caption_justify = f"and {plural(len(one.groups) - GROUPS, 'more group')}", "left"
     return table
 
 

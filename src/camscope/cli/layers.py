@@ -7,6 +7,7 @@ import typer
 
 from camscope.cli import base
 from camscope.errors import CamscopeError
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,7 +117,7 @@ def _table(seen: "Inspection", kept: set[str], candidates: set[str], default: st
 
     table = base.table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
     shape = "×".join(map(str, seen.input_shape))
-    table.title = Text(f"{base.shown(seen.model)} · input {shape} · {seen.parameters:,} parameters")
+    table.title = Text(f"{base.shown(seen.model)} · input {shape} · {plural(seen.parameters, 'parameter', spec=',')}")
     table.title_justify = "left"
     for row in seen:
         if row.name in kept:

@@ -11,6 +11,7 @@ import typer
 
 from camscope.cli import asking, bars, base
 from camscope.cli.settings import settings
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from torch import nn
@@ -150,7 +151,10 @@ def is_images(source: str) -> bool:
 def tell_not_fetched(run: "Run") -> None:
     """A note where images of a run are not on this machine, and nobody asked to fetch them."""
     if count := run.not_fetched:
-        base.note(f"{count} images of the run are not on this machine, and are not fetched; to fetch them pass --fetch")
+        base.note(
+            f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine, not fetched; "
+            "to fetch them pass --fetch"
+        )
 
 
 def expect_none(given: Mapping[str, object], why: str) -> None:
@@ -174,5 +178,5 @@ def tell_failures(outcome: "Outcome | None") -> None:
     """Why images have no map, on stderr; exit code 1 where there are any."""
     if outcome is not None and outcome.failures:
         for reason, count in outcome.reasons.most_common(20):
-            base.note(f"{count} image{'s' if count > 1 else ''} without a map: {reason}")
+            base.note(f"{plural(count, 'image')} without a map: {reason}")
         raise typer.Exit(base.FAILED)

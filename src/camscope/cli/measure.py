@@ -8,6 +8,7 @@ import typer
 
 from camscope.cli import asking, bars, base, lines, mapping, scans
 from camscope.files import write_bytes
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +161,9 @@ def tables(
     if any(has_rivals(line) and line.over_control is not None for own in told.values() for line in own):
         console.print(base.styled((LEGEND, "dim")), soft_wrap=True)
     where_to = base.shown(found.folder)
-    console.print(base.styled(("values  ", "bold"), (f"{table.num_rows} rows: {where_to}", "")), soft_wrap=True)
+    console.print(
+        base.styled(("values  ", "bold"), (f"{plural(table.num_rows, 'row')}: {where_to}", "")), soft_wrap=True
+    )
 
 
 def _table(own: "list[Line]") -> "Table":

@@ -8,6 +8,7 @@ import typer
 
 from camscope.cli import bars, base, mapping, scans
 from camscope.cli.paths import check_free
+from camscope.wording import plural
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
 
@@ -44,7 +45,7 @@ def run(
         made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)
     seen = made.found
-    of = f"{seen.shown} rows of {seen.matching}" + (
+    of = f"{plural(seen.shown, 'row')} of {seen.matching}" + (
         "" if seen.matching == seen.rows else f" that match, of {seen.rows}"
     )
     base.out().print(base.styled(("page    ", "bold"), (f"{of}: {base.shown(file)}", "")), soft_wrap=True)

@@ -23,6 +23,7 @@ from camscope.explainers.scene import asked_of
 from camscope.explainers.together import explain_each, explanations
 from camscope.explanation import Explanation
 from camscope.targets import Difference, Question
+from camscope.wording import plural
 
 METHODS: dict[str, type["Explainer"]] = {}
 WITHOUT_PACKAGE: dict[str, tuple[str, str]] = {}  # methods that are not in METHODS, for want of a package of an extra
@@ -183,7 +184,9 @@ class Explainer(Method):
         plain = targets.tolist() if isinstance(targets, Tensor | np.ndarray) else targets
         each = list(plain) if isinstance(plain, list | tuple) else None
         if each is not None and len(each) != len(items):
-            raise InputError(f"{len(each)} targets for {len(items)} images: give one, or one per image")
+            raise InputError(
+                f"{plural(len(each), 'target')} for {plural(len(items), 'image')}: give one, or one per image"
+            )
         results: dict[int, Explanation] = {}
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]

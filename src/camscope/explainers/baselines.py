@@ -13,6 +13,7 @@ from camscope.errors import InputError
 from camscope.explainers.draws import Seeded
 from camscope.explainers.masks import blurred
 from camscope.explainers.method import Method
+from camscope.wording import plural
 
 Kind = Literal["zero", "black", "white", "dark", "bright", "mean", "blur", "noise"]
 KINDS = get_args(Kind)
@@ -153,7 +154,7 @@ def _expect_finite(given: Tensor) -> None:
     bad = int((~given.isfinite()).sum())
     if bad:
         raise InputError(
-            f"the baseline has {bad} NaN or infinite values of {given.numel()}: expected finite ones; "
+            f"the baseline has {plural(bad, 'NaN or infinite value')} of {given.numel()}: expected finite ones; "
             f"torch.nan_to_num(baseline) has none, or pass 'zero'"
         )
 

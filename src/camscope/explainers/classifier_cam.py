@@ -13,6 +13,7 @@ from camscope.explainers.cam import SPACE, WeightedChannels
 from camscope.explainers.features import Features
 from camscope.explainers.rest import SAME
 from camscope.hooks.base import find_layer, unwrap
+from camscope.wording import plural
 
 Heads = dict[str, tuple[Tensor, Tensor]]
 
@@ -54,10 +55,10 @@ class ZhouCAM(WeightedChannels):
         heads = self._heads(features, logits.shape[1])
         if not heads:
             what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
-            channels = f"the {features.activation.shape[1]} channels of layer {features.layer!r}"
+            channels = f"the {plural(features.activation.shape[1], 'channel')} of layer {features.layer!r}"
             before = "name the layer before the head, or " if features.activation.shape[1] == logits.shape[1] else ""
             raise ModelError(
-                f"cam needs a linear head, and {what} {channels} to {logits.shape[1]} classes; {before}use gradcam, its "
+                f"cam needs a linear head, and {what} {channels} to {plural(logits.shape[1], 'class')}; {before}use gradcam, its "
                 f"generalisation"
             )
         rows = _whole(features, logits, heads)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from camscope import render
 from camscope.errors import InputError
 from camscope.geometry import Placement
+from camscope.wording import plural
 
 Floats = NDArray[np.floating[Any]]
 
@@ -64,7 +65,7 @@ class Concepts:
         The strongest cell of all images has the opacity `alpha`. What the preprocessing cropped away is hatched.
         """
         if self.maps.ndim != 4:
-            raise InputError(f"maps of {self.maps.ndim - 2} axes have no picture yet; use .maps")
+            raise InputError(f"of maps of {plural(self.maps.ndim - 2, 'axis')} there is no picture yet; use .maps")
         placement, picture = self.placements[image], self.pictures[image]
         strength, covered = placement.project(self.maps[image, 0])
         numbers = np.zeros(strength.shape, dtype=np.intp)
@@ -88,7 +89,8 @@ class Concepts:
 
     def __repr__(self) -> str:
         shares = ", ".join(_percent(float(share)) for share in self.shares)
-        return f"<{len(self)} concepts of {len(self.maps)} images at {self.layer}: {shares}; error {self.error:.2f}>"
+        counts = f"{plural(len(self), 'concept')} of {plural(len(self.maps), 'image')}"
+        return f"<{counts} at {self.layer}: {shares}; error {self.error:.2f}>"
 
     def _repr_html_(self) -> str:
         words = html.escape(repr(self))

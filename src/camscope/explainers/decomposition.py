@@ -19,6 +19,7 @@ from camscope.explainers.layer import LayerExplainer
 from camscope.explainers.principal import component_towards, first_component, nearest, top_axes
 from camscope.explainers.scope import expect_number, expect_one_of, expect_positive
 from camscope.layers import spatial_layers
+from camscope.wording import plural
 
 KERNELS = ("sigmoid", "rbf", "linear", "cosine")
 ROUNDING = 1e-12  # of float64 sums, relative
@@ -84,7 +85,8 @@ class KPCACAM(LayerExplainer):
         cells = activation.shape[2]
         if cells > MOST_CELLS:
             raise InputError(
-                f"layer {features.layer!r} has {cells} cells, and kpcacam compares each with each, of {MOST_CELLS} at most: "
+                f"layer {features.layer!r} has {plural(cells, 'cell')}, and kpcacam compares each with each, of "
+                f"{MOST_CELLS} at most: "
                 f"choose a coarser layer{_coarser(features)}"
             )
         at_once = copies_within_memory(KERNEL_BYTES * cells**2, activation.device)

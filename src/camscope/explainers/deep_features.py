@@ -21,6 +21,7 @@ from camscope.explainers.scope import asking, expect_count, expect_number, surve
 from camscope.explanation import Floats, Pixels
 from camscope.geometry import Placement
 from camscope.targets import EveryClass, Score
+from camscope.wording import plural
 
 AT_ONCE = 16  # images in one pass
 NAMED = 3  # classes that name a concept
@@ -68,7 +69,9 @@ class DeepFeatureFactorization(LayerExplainer, InPasses):
             raise InputError("no images: factorise takes one at least")
         sizes = sorted({tuple(item.x.shape) for item in items})
         if len(sizes) != 1:
-            raise InputError(f"{len(items)} images of the input sizes {sizes}; factorise takes images of one size")
+            raise InputError(
+                f"{plural(len(items), 'image')} of the input sizes {sizes}; factorise takes images of one size"
+            )
         return self._together(items)
 
     def _together(self, items: Sequence[Item]) -> Concepts:

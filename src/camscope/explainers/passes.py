@@ -24,6 +24,7 @@ from camscope.hooks.tap import Call, Tap
 from camscope.layers import CHANNELS_FIRST, CONVOLUTIONAL, Layout, Seen, is_askew, layout_of, noting
 from camscope.layout_probe import Finding, Place, Verdict, is_known, known_finding, prove, refusal, remember
 from camscope.targets import Score, full_precision
+from camscope.wording import plural
 
 
 class Asker(Protocol):
@@ -182,7 +183,7 @@ class Pass(ExitStack):
             checked_finite(f"the gradient at layer {layer!r}", gradient, tool.on_nonfinite)
         notes: tuple[str, ...] = ()
         if len(calls) > 1:
-            notes += (f"layer {layer!r} ran {len(calls)} times; call {place} is explained",)
+            notes += (f"layer {layer!r} ran {plural(len(calls), 'time')}; call {place} is explained",)
         if layout is not None and tool.layout is None and is_askew(layout.grid, self._x.shape[2:]):
             grid, size = ("x".join(map(str, shape)) for shape in (layout.grid, self._x.shape[2:]))
             notes += (f"the grid {grid} of layer {layer!r} has not the proportions of the input {size}: is it one?",)

@@ -21,6 +21,7 @@ from camscope.explainers.scope import (
 )
 from camscope.explanation import MEANING, OK
 from camscope.targets import Question, Score
+from camscope.wording import plural
 
 CHANGED = "the model's weights changed during the call, as where another thread trains it: the map mixes both models"
 ONE_BY_ONE = "the samples of a batch see one another in this model: each was explained by itself"
@@ -105,7 +106,7 @@ def question_at(target: Question, row: int, samples: int) -> Question:
     if callable(target) or not isinstance(target, Sized) or single:
         return target
     if len(target) != samples:
-        raise TargetError(f"{len(target)} targets for a batch of {samples}: give one, or one per sample")
+        raise TargetError(f"{plural(len(target), 'target')} for a batch of {samples}: give one, or one per sample")
     return cast(Question, target[row : row + 1])
 
 

@@ -15,6 +15,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.scope import checked_finite, expect_one_of
 from camscope.hooks.input_gradient import input_gradients
 from camscope.targets import Score
+from camscope.wording import plural
 
 KEPT = 2  # tensors that a backward pass keeps for each that a module hands on: its output, and what it was made of
 
@@ -150,7 +151,7 @@ def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None
     try:
         yield advance
     except BaseException as error:
-        error.add_note(f"{what}: stopped after {done} of {total} steps")
+        error.add_note(f"{what}: stopped after {done} of {plural(total, 'step')}")
         raise
     finally:
         if bar is not None:

@@ -20,6 +20,7 @@ from camscope.hooks.base import autocast_uncached, evaluating, expect_initialize
 from camscope.hooks.isolation import isolated
 from camscope.structure import mapped
 from camscope.targets import Question, Score
+from camscope.wording import plural
 
 Mode = Literal["eval", "as_is"]
 OnNonFinite = Literal["raise", "warn"]
@@ -241,7 +242,9 @@ def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
     if x.shape[0] == 0 or x.numel() == 0:
         raise InputError(f"the batch is empty: {tuple(x.shape)}")
     if tool.call_settings.get("frames_first") and x.ndim != 5:
-        raise InputError(f"the input has {x.ndim} axes: a model with frames_first=True takes five, (N,T,C,H,W)")
+        raise InputError(
+            f"the input has {plural(x.ndim, 'axis')}: a model with frames_first=True takes five, (N,T,C,H,W)"
+        )
     if tool.call_settings.get("frames_first") is None:
         expect_channels_first(x, known.model)
     if known.devices and x.device not in known.devices:
@@ -261,7 +264,7 @@ def expect_channels_first(x: Tensor, model: nn.Module) -> None:
         return
     if x.shape[1] not in counts or (flat and x.shape[1] == x.shape[2]):
         raise InputError(
-            f"the input {tuple(x.shape)} seems to have its {x.shape[2]} channels behind the frames of a video, or the "
+            f"the input {tuple(x.shape)} seems to have its {plural(x.shape[2], 'channel')} behind the frames of a video, or the "
             f"instances of a bag: pass frames_first=True to the method where it is (N,T,C,H,W), False where it is (N,C,D,H,W)"
         )
 
@@ -293,7 +296,8 @@ def checked_finite(what: str, values: Tensor, policy: OnNonFinite) -> None:
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
-    message = f"{what} has {len(bad)} NaN or infinite values of {values.numel()}, the first at {tuple(bad[0].tolist())}"
+    count = f"{plural(len(bad), 'NaN or infinite value')} of {values.numel()}"
+    message = f"{what} has {count}, the first at {tuple(bad[0].tolist())}"
     if policy == "raise":
         raise NonFiniteError(f'{message}; pass on_nonfinite="warn" to go on')
     warn_caller(message)

@@ -18,6 +18,7 @@ from camscope.hooks.attention import Attentions
 from camscope.hooks.blocks import Blocks
 from camscope.layers import Layout, noting
 from camscope.targets import Score
+from camscope.wording import plural
 
 
 @dataclass(eq=False, repr=False)
@@ -89,7 +90,10 @@ class TokenAttention(Explainer):
     def _map(self, tokens: Tokens, values: Tensor, others: Sequence[str]) -> Maps:
         heat = tokens.layout.to_maps(self.relevance(tokens).detach()[..., None])[:, 0].clone()
         counts = (tokens.read > 0).sum(1).tolist()
-        notes = f"{len(tokens.attentions)} self-attentions between {tokens.read.shape[1]} tokens", *others
+        notes = (
+            f"{plural(len(tokens.attentions), 'self-attention')} between {plural(tokens.read.shape[1], 'token')}",
+            *others,
+        )
         own = tuple((f"the score reads {count} of them",) for count in counts)
         faint = is_faint(tokens.score.precision, values, tokens.gradients[-1], tokens.probabilities[-1])
         return Maps(heat, None, tokens.layout, ~tokens.read.any(1), faint, notes, own)

@@ -17,6 +17,7 @@ from camscope.hooks.tap import Tap
 from camscope.layers import TOKENS, Layout, Seen, image_token_layout, read_layout
 from camscope.layout_probe import Place, Verdict, prove, refusal
 from camscope.targets import Score, full_precision
+from camscope.wording import plural
 
 MOST_EXTRA = 9  # tokens beside those of the grid
 
@@ -128,7 +129,7 @@ def between_tokens(
             else:
                 found[count] = read_layout(shape, x.shape, None, layout or TOKENS, seen)
         except LayerError as error:
-            errors.append(LayerError(f"{method}, attention between {count} tokens: {error}"))
+            errors.append(LayerError(f"{method}, attention between {plural(count, 'token')}: {error}"))
     if not found:
         raise errors[0]
     if len(found) > 1:
@@ -139,7 +140,11 @@ def between_tokens(
     ((count, known),) = found.items()
     read = [one for one in every if one.probabilities.shape[-1] == count]
     others = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
-    return read, known, [f"attention between {other} others, which lie on no grid, was left out" for other in others]
+    return (
+        read,
+        known,
+        [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in others],
+    )
 
 
 def is_unverified(method: str, score: Score, x: Tensor, layout: Layout, tokens: int) -> bool:
@@ -161,10 +166,10 @@ def is_unverified(method: str, score: Score, x: Tensor, layout: Layout, tokens: 
         first = torch.zeros(1, dtype=torch.long, device=x.device)
         return score.forward(inputs, None if len(inputs) == len(x) else first)
 
-    place = Place("", f"attention between {tokens} tokens")
+    place = Place("", f"attention between {plural(tokens, 'token')}")
     finding = prove(score.model, [place], layout, x, run, read=read)[0]
     if finding.verdict is Verdict.CONTRADICTED:
-        raise refusal(f"{method}, attention between {tokens} tokens", layout, finding.reason)
+        raise refusal(f"{method}, attention between {plural(tokens, 'token')}", layout, finding.reason)
     return finding.verdict is Verdict.UNDECIDED
 
 

@@ -15,6 +15,7 @@ from camscope.hooks.base import Hooks, here_only, unwrap
 from camscope.hooks.checkpoint import recomputing
 from camscope.hooks.shadow import Stand, has_own, shadowed
 from camscope.structure import Path, leaves, replaced
+from camscope.wording import plural
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Blocks(Hooks):
         kinds = {(type(block.module), block.output.shape) for block in blocks}
         if len(blocks) < len(numbers) or len({id(block.module) for block in blocks}) < len(blocks) or len(kinds) > 1:
             raise LayerError(
-                f"{len(numbers)} self-attentions, and {len(blocks)} blocks around them ("
+                f"{plural(len(numbers), 'self-attention')}, and {plural(len(blocks), 'block')} around them ("
                 f"{', '.join(dict.fromkeys(f'{b.name} {type(b.module).__name__}' for b in blocks)) or 'none'}): expected "
                 f"as many modules of one class, each with one attention, that return one tensor of the tokens' shape"
             )

@@ -12,6 +12,7 @@ from camscope.errors import InputError, LayerError
 from camscope.hooks.base import Hooks, find_layers, on_gradient, unwrap
 from camscope.hooks.checkpoint import in_autograd_thread, plain_checkpoints
 from camscope.structure import leaves, replaced, the_tensor
+from camscope.wording import plural
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def _edit_input(
     parts = changed if len(copies) > 1 else (changed,)
     if not isinstance(parts, tuple | list) or len(parts) != len(copies):
         raise LayerError(
-            f"layer {name!r} gets {len(copies)} tensors: its edit must return as many, in a tuple, or None"
+            f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
         )
     for (path, _), part in zip(found, parts, strict=True):
         taken = replaced(taken, path, _expect_tensor(name, part))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError, LayerError
 from camscope.hooks.base import Hooks, evaluating, expect_initialized, here_only, unwrap
 from camscope.structure import leaves
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,7 +64,9 @@ class Inspection:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise LayerError(f"no layer {name!r} in {self.model}; it has {len(self)} layers, see the names in .rows")
+        raise LayerError(
+            f"no layer {name!r} in {self.model}; it has {plural(len(self), 'layer')}, see the names in .rows"
+        )
 
     def table(self, marked: Collection[str] = ()) -> "Table":
         """The table for a terminal; `marked`: names of layers to set off."""
@@ -94,7 +97,7 @@ class Inspection:
         return f"<table><caption>{html.escape(self._title())}</caption><tr>{head}</tr>{body}</table>"
 
     def _title(self) -> str:
-        return f"{self.model}  input {'×'.join(map(str, self.input_shape))}  {self.parameters:,} parameters"
+        return f"{self.model}  input {'×'.join(map(str, self.input_shape))}  {plural(self.parameters, 'parameter', spec=',')}"
 
 
 def inspect(model: nn.Module, example: Tensor | tuple[Any, ...]) -> Inspection:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from camscope.errors import LayerError
 from camscope.structure import Path, leaves, mapped, replaced
+from camscope.wording import plural
 
 Copy = Callable[[Tensor], Tensor]
 
@@ -144,7 +145,7 @@ class LayerRecord:
         return len(self.calls)
 
     def __repr__(self) -> str:
-        text = f"{self.name or '(model)'}  {len(self.calls)} call{'' if len(self.calls) == 1 else 's'}"
+        text = f"{self.name or '(model)'}  {plural(len(self.calls), 'call')}"
         if not self.calls:
             return text
         gradient = self.last.gradient if "gradients" in self._wanted else None
@@ -163,7 +164,7 @@ class Recording(dict[str, LayerRecord]):
         raise LayerError(f"layer {name!r} is not in this recording; it holds {', '.join(map(repr, self)) or 'none'}")
 
     def __repr__(self) -> str:
-        return "\n".join([f"Recording of {len(self)} layer{'' if len(self) == 1 else 's'}", *map(repr, self.values())])
+        return "\n".join([f"Recording of {plural(len(self), 'layer')}", *map(repr, self.values())])
 
 
 def frame(value: Any) -> Any:

@@ -13,6 +13,7 @@ from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, autocast_uncached, find_layers, here_only, on_gradient, unwrap
 from camscope.hooks.checkpoint import plain_checkpoints, recomputing
 from camscope.structure import replaced, the_tensor
+from camscope.wording import plural
 
 T = TypeVar("T")
 
@@ -124,11 +125,13 @@ class Tap(Hooks):
     def chosen(self, layer: str | None = None) -> Call:
         """The call that counts, of one layer (default: the only one tapped)."""
         if layer is None and len(self.calls) != 1:
-            raise LayerError(f"{len(self.calls)} layers are tapped; say which: {', '.join(self.calls)}")
+            raise LayerError(
+                f"{plural(len(self.calls), 'layer is', 'layers are')} tapped; say which: {', '.join(self.calls)}"
+            )
         calls = self.calls[layer if layer is not None else next(iter(self.calls))]
         if self._call is not None:
             if not -len(calls) <= self._call < len(calls):
-                raise LayerError(f"call={self._call} of {self._named()}, which ran {len(calls)} times")
+                raise LayerError(f"call={self._call} of {self._named()}, which ran {plural(len(calls), 'time')}")
             return calls[self._call]
         reached = [call for call in calls if call.gradient is not None]
         if not calls:

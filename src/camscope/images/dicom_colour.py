@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import ImageError
 from camscope.images.dicom_layout import Layout
 from camscope.images.tags import numbers, words_of
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -22,7 +23,7 @@ def colours_of(dataset: "Dataset", layout: Layout, name: str) -> tuple[Callable[
     icc = ("ICC profile: not applied",) if "ICCProfile" in dataset else ()
     if layout.photometric == "PALETTE COLOR":
         table, first, bits = _palette(dataset, name)
-        step = f"palette: {len(table)} colours of {bits} bits to 8"
+        step = f"palette: {plural(len(table), 'colour')} of {plural(bits, 'bit')} to 8"
 
         def looked_up(stored: Array, space: str) -> Array:
             return table[np.clip(stored.astype(np.int64) - first, 0, len(table) - 1)]
@@ -31,7 +32,7 @@ def colours_of(dataset: "Dataset", layout: Layout, name: str) -> tuple[Callable[
     changed = layout.photometric != "RGB"
     steps: tuple[str, ...] = (f"colours: {layout.photometric} to RGB",) if changed else ()
     if layout.stored > 8:
-        steps += (f"colours: {layout.stored} bits to 8",)
+        steps += (f"colours: {plural(layout.stored, 'bit')} to 8",)
 
     def as_rgb(decoded: Array, space: str) -> Array:
         if space != "RGB" and not space.startswith("YBR_RCT") and not space.startswith("YBR_ICT"):
@@ -66,7 +67,9 @@ def _palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
 
 def _column(dataset: "Dataset", data: bytes, entries: int, bits: int, name: str) -> Array:
     if bits not in (8, 16) or len(data) < entries:
-        raise ImageError(f"{name}: a palette of {len(data)} bytes for {entries} entries of {bits} bits")
+        raise ImageError(
+            f"{name}: a palette of {plural(len(data), 'byte')} for {plural(entries, 'entry')} of {plural(bits, 'bit')}"
+        )
     wide = len(data) >= 2 * entries
     table = (words_of(dataset, data) if wide else np.frombuffer(data, np.uint8))[:entries]
     # 8 bits in 16: the high byte may be a copy, and is left alone

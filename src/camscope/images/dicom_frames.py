@@ -9,6 +9,7 @@ from camscope.errors import ImageError
 from camscope.images.dicom_codecs import check_streams, is_twelve_bit, without_codec
 from camscope.images.dicom_layout import PIXELS, Layout
 from camscope.images.tags import known_uid
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -54,5 +55,5 @@ def _check_length(dataset: "Dataset", layout: Layout, name: str) -> None:
         bits = bits // 3 * 2
     if held < (needed := (bits + 7) // 8):
         raise ImageError(
-            f"{name}: {held} bytes of pixels; the header says {needed}: the file is cut off or its header lies"
+            f"{name}: {plural(held, 'byte')} of pixels; the header says {needed}: the file is cut off or its header lies"
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from camscope.errors import ImageError
 from camscope.images.scan import MAX_VOXELS, check_size
 from camscope.images.tags import PHOTOMETRIC, known_uid, whole, word
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -63,7 +64,9 @@ def layout_of(dataset: "Dataset", name: str, limit: int = MAX_VOXELS, wanted: in
     if frames is None:
         raise ImageError(f"{name}: the header's NumberOfFrames is not a whole number")
     if allocated not in (1, 8, 16, 32, 64) or not 1 <= stored <= allocated or samples not in (1, 3):
-        raise ImageError(f"{name}: {stored} of {allocated} bits, {samples} samples a pixel: no such pixels are known")
+        raise ImageError(
+            f"{name}: {stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel: no such pixels are known"
+        )
     layout = Layout(
         rows,
         columns,
@@ -76,10 +79,10 @@ def layout_of(dataset: "Dataset", name: str, limit: int = MAX_VOXELS, wanted: in
         floating,
     )
     if layout.colour != (samples == 3) and photometric != "PALETTE COLOR":
-        raise ImageError(f"{name}: {photometric} with {samples} samples a pixel")
+        raise ImageError(f"{name}: {photometric} with {plural(samples, 'sample')} a pixel")
     check_size((frames if wanted is None else wanted, rows, columns, samples), name, limit)
     if frames < 1:
-        raise ImageError(f"{name}: an image of {frames} frames")
+        raise ImageError(f"{name}: an image of {plural(frames, 'frame')}")
     return layout
 
 

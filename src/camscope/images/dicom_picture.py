@@ -14,6 +14,7 @@ from camscope.images.dicom_layout import Layout
 from camscope.images.dicom_values import Amounts, amounts_of, padding_of, real_world
 from camscope.images.scan import not_finite
 from camscope.images.tags import functional_groups, known_uid, word
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -60,7 +61,7 @@ class Picture:
         if len({amount.inverted for amount in self.amounts}) > 1:
             odd.append("MONOCHROME1 and MONOCHROME2 side by side")
         if self.padded:
-            odd.append(f"padding: {self.padded} pixels of {self.padding:g} are outside what was measured")
+            odd.append(f"padding: {plural(self.padded, 'pixel')} of {self.padding:g} are outside what was measured")
         return (*odd, *not_finite(self.frames))
 
 
@@ -128,7 +129,7 @@ def _fill(array: Array, frames: Iterator[Array], name: str) -> None:
         array[count] = frame
         count += 1
     if count < len(array):
-        raise ImageError(f"{name}: {count} frames of pixels; the header says {len(array)}")
+        raise ImageError(f"{name}: {plural(count, 'frame')} of pixels; the header says {len(array)}")
 
 
 def _amounts(dataset: "Dataset", layout: Layout, wanted: Sequence[int], name: str) -> list[Amounts]:
@@ -161,4 +162,4 @@ def _stored(dataset: "Dataset", layout: Layout) -> tuple[str, ...]:
     lossy = (
         ("lossy: the image was once compressed with loss",) if word(dataset, "LossyImageCompression", {"01"}) else ()
     )
-    return (*decoded, *lossy, f"stored: {layout.stored} of {layout.allocated} bits, {kind}")
+    return (*decoded, *lossy, f"stored: {layout.stored} of {plural(layout.allocated, 'bit')}, {kind}")

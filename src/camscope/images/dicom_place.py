@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.images.tags import first_numbers, numbers
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -129,7 +130,7 @@ def _gaps(gaps: list[int], steps: Floats, usual: float) -> list[str]:
         for at in gaps[:3]
     ]
     if len(gaps) > 3:
-        told.append(f"{len(gaps) - 3} more distances between slices differ from the usual {usual:.4g} mm")
+        told.append(f"not the usual {usual:.4g} mm either: {plural(len(gaps) - 3, 'more distance')} between slices")
     return told
 
 

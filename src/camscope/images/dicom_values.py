@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import ImageError
 from camscope.images.dicom_layout import Layout
 from camscope.images.tags import UNITS, first_numbers, items, number, numbers, places, whole, word, words_of
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -55,7 +56,11 @@ class Amounts:
     def steps(self) -> tuple[str, ...]:
         """In words, in order."""
         unit = f" ({self.unit})" if self.unit else ""
-        told = [f"modality LUT: {len(self.table)} entries of {self.depth} bits{unit}"] if self.table is not None else []
+        told = (
+            [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.depth, 'bit')}{unit}"]
+            if self.table is not None
+            else []
+        )
         if self.said:
             told.append(f"rescale: slope {self.slope:.10g}, intercept {self.intercept:.10g}{unit}")
         if not self.inverted:
@@ -99,7 +104,7 @@ def _tabled(dataset: "Dataset", item: "Dataset", inverted: bool, name: str) -> A
     table = words_of(dataset, data) if isinstance(data, bytes) else np.atleast_1d(np.asarray(data, np.uint16))
     if len(table) < entries or not 8 <= depth <= 16:
         raise ImageError(
-            f"{name}: a modality LUT of {len(table)} entries of {depth} bits; its descriptor says {entries}"
+            f"{name}: a modality LUT of {plural(len(table), 'entry')} of {plural(depth, 'bit')}; its descriptor says {entries}"
         )
     unit = word(item, "ModalityLUTType", UNITS)
     return Amounts(unit=unit, table=table[:entries], first=first, depth=depth, inverted=inverted)

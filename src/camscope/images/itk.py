@@ -12,6 +12,7 @@ from camscope.errors import ImageError, MissingExtraError, is_out_of_memory, mem
 from camscope.images.private import scan_name, told
 from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, selected
+from camscope.wording import plural
 
 SUFFIXES = (".nrrd", ".mha", ".mhd")
 BEGINNING = 4096  # bytes in which a header says where it lies
@@ -101,7 +102,7 @@ def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
     colour = parts == 3 and stored.dtype == np.uint8
     if (parts > 1 and not colour) or stored.dtype.kind not in "iuf":
         raise ImageError(
-            f"{name}: {parts} numbers of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
+            f"{name}: {plural(parts, 'number')} of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
         )
     values = stored if colour else stored.astype(np.float32)
     flags = () if colour else not_finite(values)
@@ -121,14 +122,16 @@ def _says(path: Path) -> tuple[bool, bool]:
 
 def _check(size: tuple[int, ...], parts: int, name: str) -> None:
     if len(size) not in (2, 3, 4):
-        raise ImageError(f"{name}: an image of {len(size)} axes; expected 2, 3 or 4")
+        raise ImageError(f"{name}: an image of {plural(len(size), 'axis')}; expected 2, 3 or 4")
     check_size((*size[::-1], parts), name)
 
 
 def _volume(image: Any, volume: int | None, name: str) -> tuple[Any, tuple[str, ...]]:
     count = image.GetSize()[3]
     if volume is None and count > 1:
-        raise ImageError(f"{name}: a 4-D file of {count} volumes; choose one: file#0 .. file#{count - 1}, or volume=0")
+        raise ImageError(
+            f"{name}: a 4-D file of {plural(count, 'volume')}; choose one: file#0 .. file#{count - 1}, or volume=0"
+        )
     if not 0 <= (volume or 0) < count:
         raise ImageError(f"{name}: volume {volume} is out of range: the file has {count} (0..{count - 1})")
     return image[:, :, :, volume or 0], (f"volume: {volume or 0} of {count}, counted from 0",)

@@ -14,6 +14,7 @@ from camscope.images.private import scan_name, told
 from camscope.images.scan import Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, paths_of, selected
 from camscope.images.unpacked import GZIP, exactly, passed, to_the_end, unpacked
+from camscope.wording import plural
 
 Array = NDArray[Any]
 MAX_OFFSET = 2**26  # bytes of header extensions before the voxels
@@ -125,18 +126,18 @@ def _shape(header: Any, volume: int | None, name: str) -> tuple[tuple[int, ...],
     rank = int(header["dim"][0])
     sides = [int(side) for side in header["dim"][1 : rank + 1]] if 1 <= rank <= 7 else []
     if not sides or min(sides) < 1:
-        raise ImageError(f"{name}: its sides are {sides} of {rank} axes")
+        raise ImageError(f"{name}: its sides are {sides} of {plural(rank, 'axis')}")
     while len(sides) > 3 and sides[-1] == 1:
         sides.pop()
     shape, further = tuple(sides[:3]), sides[3:]
     if len(shape) < 2:
-        raise ImageError(f"{name}: one axis of {shape[0]} values is no image")
+        raise ImageError(f"{name}: one axis of {plural(shape[0], 'value')} is no image")
     if len(further) > 1:
-        raise ImageError(f"{name}: {len(sides)} axes ({' x '.join(map(str, sides))}); at most 4 are read")
+        raise ImageError(f"{name}: {plural(len(sides), 'axis')} ({' x '.join(map(str, sides))}); at most 4 are read")
     volumes = further[0] if further else 1
     if volumes > 1 and volume is None:
         raise ImageError(
-            f"{name}: a 4-D file of {volumes} volumes; choose one: file#0 .. file#{volumes - 1}, or volume=0"
+            f"{name}: a 4-D file of {plural(volumes, 'volume')}; choose one: file#0 .. file#{volumes - 1}, or volume=0"
         )
     if volume is not None and not 0 <= volume < volumes:
         raise ImageError(f"{name}: volume {volume} is out of range: the file has {volumes} (0..{volumes - 1})")

@@ -16,6 +16,7 @@ from camscope.images.configs import huggingface_fields, timm_fields, torchvision
 from camscope.images.metatensor import MonaiTransforms, of_monai
 from camscope.images.probe import Probed
 from camscope.images.scan_preprocess import ScanPreprocess
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,7 +63,9 @@ class Preprocess:
                 raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, known))}")
         for name in ("mean", "std"):
             if len(values := tuple(map(float, getattr(self, name)))) != self.channels:
-                raise PreprocessError(f"{name} has {len(values)} numbers for {self.channels} channels")
+                raise PreprocessError(
+                    f"{name} has {plural(len(values), 'number')} for {plural(self.channels, 'channel')}"
+                )
             object.__setattr__(self, name, values)
         if not all(self.std) or not self.scale:
             raise PreprocessError(f"std={self.std} and scale={self.scale}: none of them may be 0")
@@ -70,7 +73,7 @@ class Preprocess:
             object.__setattr__(self, name, _sides(getattr(self, name), name))
         object.__setattr__(self, "fill", tuple(self.fill)[: self.channels])
         if len(self.fill) != self.channels or not all(0 <= value <= 255 for value in self.fill):
-            raise PreprocessError(f"fill={self.fill}; expected {self.channels} numbers from 0 to 255")
+            raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement]:
         """(H,W,3) uint8 -> the model's input (C,H,W), and where it lies on the image."""
@@ -109,7 +112,9 @@ class Preprocess:
         """(C,H,W) or (1,C,H,W), the model's input -> (H,W,3) uint8: the picture that the model sees."""
         plane = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
         if plane.shape[0] != self.channels:
-            raise PreprocessError(f"a tensor of shape {tuple(tensor.shape)}; expected {self.channels} channels")
+            raise PreprocessError(
+                f"a tensor of shape {tuple(tensor.shape)}; expected {plural(self.channels, 'channel')}"
+            )
         std, mean = (torch.from_numpy(_column(one)).double() for one in (self.std, self.mean))
         values = (plane * std + mean) / self.scale
         picture = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)

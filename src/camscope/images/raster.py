@@ -11,6 +11,7 @@ from camscope.images.private import scan_name, told
 from camscope.images.scan import MAX_VOXELS, Scan, check_size, not_finite
 from camscope.images.sources import agreed, opened, paths_of, selected
 from camscope.images.tiff_strips import check_strips
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +37,7 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
                 scan = _scan(image, _limit(file), frame, name, paths_of(path))
         except Image.DecompressionBombError:
             raise ImageError(
-                f"{name}: Pillow refuses it: more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels"
+                f"{name}: Pillow refuses it: more than {plural(2 * (Image.MAX_IMAGE_PIXELS or 0), 'pixel')}"
             ) from None
         return scan if window is None else scan.windowed(window)
 
@@ -54,7 +55,9 @@ def _scan(image: "Image", limit: int, frame: int | None, name: str, sources: tup
     check_size((len(wanted), image.height, image.width), name)
     arrays = [_page(image, page, limit, name) for page in wanted]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
-        raise ImageError(f"{name}: its {pages} pages are not alike; choose one: file#0 .. file#{pages - 1}")
+        raise ImageError(
+            f"{name}: not all of its {plural(pages, 'page')} are alike; choose one: file#0 .. file#{pages - 1}"
+        )
     colour = arrays[0].ndim == 3
     values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     stored = (f"stored: {values.dtype.name}",)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import ImageError, PreprocessError
 from camscope.images.window import Window
+from camscope.wording import plural
 
 Array = NDArray[Any]
 World = NDArray[np.float64]
@@ -121,4 +122,4 @@ def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> No
 def not_finite(values: Array) -> tuple[str, ...]:
     """A flag where there are NaN or infinite values."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
-    return (f"not finite: {count} of {values.size} values",) if count else ()
+    return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()

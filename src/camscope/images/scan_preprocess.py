@@ -14,6 +14,7 @@ from camscope.geometry import Placement
 from camscope.images.orientation import oriented
 from camscope.images.scan import Scan
 from camscope.images.window import Window
+from camscope.wording import plural
 
 Normalise = Literal["range", "zscore"] | tuple[Any, Any] | None
 LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
@@ -157,7 +158,9 @@ class ScanPreprocess:
         )
         if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
             came = f"normalise={self.normalise}"
-            raise PreprocessError(f"{came}: expected one number for each of {self.channels} channels, no std of 0")
+            raise PreprocessError(
+                f"{came}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
+            )
         wide = x.expand(self.channels, *x.shape[1:]) if max(len(mean), len(std)) > 1 else x
         return (wide - mean) / std
 
@@ -178,5 +181,7 @@ def _each(value: Any, axes: int, name: str) -> Sequence[float]:
     """One for each axis."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
     if len(numbers) != axes:
-        raise ImageError(f"{name}={value!r}: the scan has {axes} axes; expected one number for each, or one for all")
+        raise ImageError(
+            f"{name}={value!r}: the scan has {plural(axes, 'axis')}; expected one number for each, or one for all"
+        )
     return numbers

@@ -19,6 +19,7 @@ from camscope.images.private import scan_name, told
 from camscope.images.scan import BURNED_IN, Scan, check_size
 from camscope.images.series_files import Slice, chosen, files_of, grouped, headers
 from camscope.images.sources import agreed, selected
+from camscope.wording import plural
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
@@ -44,14 +45,18 @@ def _volume(group: list[Slice], name: str) -> Scan:
     first = group[0]
     planes = [one.plane for one in group if one.plane]
     if len(planes) < len(group):
-        raise ImageError(f"{name}: {len(group)} files that do not say where they lie; read each by itself")
+        raise ImageError(
+            f"{name}: {plural(len(group), 'file that does', 'files that do')} not say where they lie; read each by itself"
+        )
     if first.layout.frames > 1:
-        raise ImageError(f"{name}: {len(group)} files of {first.layout.frames} frames each; read each by itself")
+        raise ImageError(
+            f"{name}: {plural(len(group), 'file')} of {plural(first.layout.frames, 'frame')} each; read each by itself"
+        )
     stack = stacked(planes)
     if stack.same:
         count = len({at for pair in stack.same for at in pair})
         reason = "several times, echoes or phases? Pass a list of the files of one"
-        raise ImageError(f"{name}: {count} of {len(group)} slices lie where another does ({reason})")
+        raise ImageError(f"{name}: slices that lie where another does: {count} of {len(group)} ({reason})")
     group = [group[at] for at in stack.order]
     picture = _pixels(group, name)
     # None, not said, is worse than False, and True worse than both
@@ -63,7 +68,7 @@ def _volume(group: list[Slice], name: str) -> Scan:
         colour=picture.colour,
         unit=picture.unit,
         modality=first.modality,
-        steps=(*picture.steps("slice"), f"order: {len(group)} slices by their places along the normal"),
+        steps=(*picture.steps("slice"), f"order: {plural(len(group), 'slice')} by their places along the normal"),
         flags=(*stack.flags, *copies, *picture.flags(), *BURNED_IN[burned]),
         sources=tuple(one.path for one in group),
         frames=(0,) * len(group),
@@ -80,7 +85,7 @@ def _without_copies(group: list[Slice]) -> tuple[list[Slice], tuple[str, ...]]:
         key = hashlib.sha256(one.path.read_bytes()).hexdigest() if twice else f"{at}"
         kept.setdefault(key, one)
     copies = len(group) - len(kept)
-    return list(kept.values()), (f"left out: {copies} copies of slices",) * bool(copies)
+    return list(kept.values()), (f"left out: {plural(copies, 'copy')} of slices",) * bool(copies)
 
 
 def _pixels(group: Sequence[Slice], name: str) -> Picture:

@@ -13,6 +13,7 @@ from camscope.images.dicom_layout import Layout, layout_of
 from camscope.images.dicom_place import Plane, plane_of
 from camscope.images.private import told
 from camscope.images.tags import MODALITIES, burned_in, functional_groups, word
+from camscope.wording import plural
 
 MAX_FILES = 20_000
 TOO_MANY = f"more than {MAX_FILES} files; pass a list of those of one series"
@@ -86,7 +87,7 @@ def headers(files: Sequence[Path], name: str) -> tuple[list[Slice], tuple[str, .
             else:
                 others += 1
     if not slices:
-        raise ImageError(f"{name}: none of its {len(files)} files is a DICOM image; folders in it are not searched")
+        raise ImageError(f"{name}: no file of {len(files)} is a DICOM image; folders in it are not searched")
     counts = ((others, "files that are not DICOM"), (damaged, "DICOM files that are damaged or no images"))
     return slices, tuple(f"left out: {count} {what}" for count, what in counts if count)
 
@@ -126,9 +127,7 @@ def _is_along(first: Plane | None, second: Plane | None) -> bool:
 
 def chosen(groups: list[list[Slice]], wanted: int | None, name: str) -> list[Slice]:
     """The group that is meant; without a choice there has to be one."""
-    listed = "; ".join(
-        f"{at}: {len(group)} slice{'s'[: len(group) > 1]} {group[0]}" for at, group in enumerate(groups[:20])
-    )
+    listed = "; ".join(f"{at}: {plural(len(group), 'slice')} {group[0]}" for at, group in enumerate(groups[:20]))
     listed += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     if wanted is not None:
         if not 0 <= wanted < len(groups):
@@ -136,6 +135,6 @@ def chosen(groups: list[list[Slice]], wanted: int | None, name: str) -> list[Sli
         return groups[wanted]
     if len(groups) > 1:
         turned = len({group[0].kind for group in groups}) == 1
-        what = f"one series of {len(groups)} orientations" if turned else f"{len(groups)} series"
+        what = f"one series of {plural(len(groups), 'orientation')}" if turned else plural(len(groups), "series")
         raise ImageError(f"{name}: {what} ({listed}); choose one: folder#0 or series=0, or pass a list of its files")
     return groups[0]

@@ -11,6 +11,7 @@ from typing import BinaryIO, overload
 
 from camscope.errors import ImageError
 from camscope.files import open_regular
+from camscope.wording import plural
 
 MAX_BYTES = 2**32  # of one file
 
@@ -53,7 +54,7 @@ def opened(source: Path | bytes, name: str, limit: int = MAX_BYTES) -> Iterator[
     if not status.st_size:
         raise ImageError(f"{name}: the file is empty")
     if status.st_size > limit:
-        raise ImageError(f"{name}: a file of {status.st_size} bytes; the limit is {limit}")
+        raise ImageError(f"{name}: a file of {plural(status.st_size, 'byte')}; the limit is {limit}")
     with open_regular(source) as file:
         yield file
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 from camscope.errors import ImageError
+from camscope.wording import plural
 
 GZIP = b"\x1f\x8b"
 MAX_SKIP = 2**33  # bytes before the volume that is wanted
@@ -27,7 +28,7 @@ def unpacked(file: BinaryIO) -> Iterator[BinaryIO]:
 def passed(stream: BinaryIO, skip: int, name: str) -> None:
     """On by so many bytes; a packed file cannot be entered in its middle."""
     if skip > MAX_SKIP:
-        raise ImageError(f"{name}: its voxels begin {skip} bytes into the file; the limit is {MAX_SKIP}")
+        raise ImageError(f"{name}: its voxels begin {plural(skip, 'byte')} into the file; the limit is {MAX_SKIP}")
     while skip > 0:
         if not (read := len(stream.read(min(skip, 1 << 20)))):
             raise ImageError(f"{name}: the file ends before its voxels")
@@ -49,6 +50,6 @@ def exactly(stream: BinaryIO, size: int, name: str) -> bytes:
         left -= len(piece)
     if left:
         raise ImageError(
-            f"{name}: {size - left} bytes where the header says {size}: the file is cut off or its header lies"
+            f"{name}: {plural(size - left, 'byte')} where the header says {size}: the file is cut off or its header lies"
         )
     return b"".join(pieces)

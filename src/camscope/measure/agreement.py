@@ -25,6 +25,7 @@ from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.metrics.similarity import ranks, unit
 from camscope.metrics.statistics import Estimate, estimated
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -171,7 +172,7 @@ class _Maps:
         """Spearman's, or why there is none."""
         grids = self._maps[i].grid, self._maps[j].grid
         if len(grids[0]) != len(grids[1]):
-            return None, f"maps of {len(grids[0])} and of {len(grids[1])} axes"
+            return None, f"maps of {len(grids[0])} and of {plural(len(grids[1]), 'axis')}"
         finer = tuple(map(max, *grids))
         one, other = (self._on(n, finer) for n in (i, j))
         if one is None or other is None:

@@ -20,6 +20,7 @@ from camscope.images.listing import images_of
 from camscope.images.masks import read_labels
 from camscope.labels import ALL, LabelChoice, choose_categories, chosen_names
 from camscope.measure.namesakes import Namesakes
+from camscope.wording import inflect, plural
 
 FAR = 2**20  # pixels from the corner that an outline may reach
 UNFIT = "its mask cannot be read, or is of another size than its image"  # whose file may bear a patient's name
@@ -118,9 +119,10 @@ class Column(Evidence):
             except InputError:
                 outside += 1
         if outside:
+            leads = inflect(outside, "leads out of", "lead out of")
             raise InputError(
-                f"{outside} masks in the column {self.name!r} lead out of {self.locations.root or Path.cwd()}, or are URLs that "
-                "may; move them there, name a folder that holds them all as the root, or pass --anywhere"
+                f"{plural(outside, 'mask')} in the column {self.name!r} {leads} {self.locations.root or Path.cwd()}, or to a "
+                "URL; move all masks there, name a folder that holds them as the root, or pass --anywhere"
             )
 
     def mask(self, row: Row, size: Size) -> Mask:

@@ -12,6 +12,7 @@ from camscope.measure.evidence import Evidence
 from camscope.measure.run import Measures
 from camscope.measure.summary import Line
 from camscope.metrics.base import Floats
+from camscope.wording import plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,7 @@ class Findings:
         """What all have in common: the model, the layer where there is one of them, how many images."""
         layers = {key[1] for key in self.agreement.keys} - {None}
         model, layer = self.run.facts["made_with"]["model"]["source"], layers.pop() if len(layers) == 1 else None
-        plural = "s" if self.images != 1 else ""
-        return " · ".join(filter(None, (Path(model).name, layer, f"{self.images} image{plural}")))
+        return " · ".join(filter(None, (Path(model).name, layer, plural(self.images, "image"))))
 
     def correlations(self) -> Floats:
         """(M,M): the mean Spearman correlation of the methods' maps, in the order of `methods`; NaN where there is none."""

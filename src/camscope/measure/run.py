@@ -24,6 +24,7 @@ from camscope.measure.measuring import Measuring
 from camscope.measure.trials import Trials
 from camscope.metrics import METRICS, Metric
 from camscope.metrics.fills import NAMES, USUAL
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,7 +126,7 @@ class Measures:
     def title(self) -> str:
         """Of which model and of how many images."""
         run = self.facts["made_with"]["run"]
-        return f"{Path(run['model']['source']).name} · {run['manifest']['rows']:,} images"
+        return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
     def table(self, where: str | None = None) -> "pa.Table":
         """row, id, method, layer, parameters, target, label, control, metric, fill, value, reason, and the manifest's columns

@@ -6,6 +6,7 @@ from camscope.measure.agreement import Agreement, Key
 from camscope.measure.summary import LEVEL, Line
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS, least_p
+from camscope.wording import plural
 
 MOST = 6  # names in a list; of more it says how many
 Names = Mapping[tuple[Key, bool], str]
@@ -22,8 +23,8 @@ def sentences(lines: Mapping[str, Sequence[Line]], agreement: Agreement, names: 
     if few:
         there = max(known.values(), key=lambda one: one.groups)
         yield (
-            f"{there.counted} cannot tell {max(len(one.methods) for one in known.values())} methods apart in "
-            f"{len(known)} metric{'s' if len(known) > 1 else ''}, whatever they show: at least {max(few)} are needed"
+            f"{there.counted} cannot tell {plural(max(len(one.methods) for one in known.values()), 'method')} apart in "
+            f"{plural(len(known), 'metric')}, whatever they show: at least {max(few)} are needed"
         )
     alike = [metric for metric, one in known.items() if not one.behind and not one.needed]
     if alike:
@@ -75,7 +76,7 @@ class _Top:
         """The same in words."""
         estimates = [line.under_best for line in self.methods if line.under_best is not None]
         word = "image" if all(one.n <= one.groups for one in estimates) else "group"
-        return f"{self.groups} {word}{'' if self.groups == 1 else 's'}"
+        return plural(self.groups, word)
 
     @property
     def needed(self) -> int | None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import GeometryError
 from camscope.explanation import Explanation
 from camscope.images.scan import Scan, World
+from camscope.wording import plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ def native(explanation: Explanation, scan: Scan | None = None) -> Native:
     """The map of an explanation at the scan's own resolution; GeometryError where it is of another scan or has no place."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     if values.ndim not in (2, 3):
-        raise GeometryError(f"a map of {values.ndim} axes is no image and no volume; expected 2 or 3")
+        raise GeometryError(f"a map of {plural(values.ndim, 'axis')} is no image and no volume; expected 2 or 3")
     world = explanation.world
     if scan is not None:
         if values.shape != scan.shape:

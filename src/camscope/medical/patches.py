@@ -14,6 +14,7 @@ from camscope.explainers.runs import counted
 from camscope.explanation import OK, Explanation
 from camscope.geometry import Placement
 from camscope.targets import Question
+from camscope.wording import plural
 
 
 def explain_patch(
@@ -48,7 +49,7 @@ def explain_patches(
     whole = tuple(item.x.shape[1:])
     total, count, best, fine = np.zeros(whole), np.zeros(whole), None, 0
     starts = list(_starts(whole, size, overlap))
-    with counted(f"{tool.title}, {len(starts)} patches", len(starts), progress) as advance:
+    with counted(f"{tool.title}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
         for start in starts:
             one = _patch(tool, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))
@@ -61,7 +62,7 @@ def explain_patches(
         raise InputError("there is no patch")
     words, notes = " x ".join(map(str, size)), best.notes
     if fine < len(starts):
-        notes = (*notes, f"the maps of {len(starts) - fine} of {len(starts)} patches are flagged")
+        notes = (*notes, f"the maps of {len(starts) - fine} of {plural(len(starts), 'patch')} are flagged")
     settings = {**best.parameters, "patch": f"each of {words}, overlap {overlap:g}"}
     return replace(
         best,
@@ -74,7 +75,10 @@ def explain_patches(
         measures={},
         parameters=settings,
         seen=item.seen,
-        notes=(*notes, f"the mean of {len(starts)} patches of {words}; the score is that of the highest"),
+        notes=(
+            *notes,
+            f"the mean of {plural(len(starts), 'patch')} of {words}; the score is that of the highest",
+        ),
     )
 
 
@@ -83,7 +87,9 @@ def _patch(
 ) -> Explanation:
     shape = tuple(whole.x.shape[1:])
     if len(start) != len(shape) or len(size) != len(shape):
-        raise InputError(f"start {start} and size {size}; the input has {len(shape)} axes: expected a number for each")
+        raise InputError(
+            f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected a number for each"
+        )
     if any(s < 0 or n < 1 or s + n > side for s, n, side in zip(start, size, shape, strict=True)):
         raise InputError(f"a patch of {size} from {start} on reaches beyond the input {shape}")
     part = (slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))

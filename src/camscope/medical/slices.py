@@ -20,6 +20,7 @@ from camscope.images.scan_pixels import grey, ranged
 from camscope.images.scan_preprocess import ScanPreprocess
 from camscope.images.scans import read_scan
 from camscope.targets import Question
+from camscope.wording import plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ def _asked(
     tool: Explainer, flat: Sequence[Scan], target: Question, batch_size: int, progress: bool
 ) -> list[Explanation]:
     made: list[Explanation] = []
-    with counted(f"{tool.title}, {len(flat)} slices", len(flat), progress) as advance:
+    with counted(f"{tool.title}, {plural(len(flat), 'slice')}", len(flat), progress) as advance:
         for start in range(0, len(flat), batch_size):
             some = flat[start : start + batch_size]
             made += tool.explain_batch(some, target)
@@ -122,7 +123,10 @@ def _together(made: Sequence[Explanation], stack: Placement, order: Sequence[int
     flagged = {one.status for one in made} - {OK}
     if flagged:
         count = sum(one.status != OK for one in made)
-        notes = [*notes, f"{count} of {len(made)} slices are flagged: {', '.join(sorted(flagged)).replace('_', ' ')}"]
+        notes = [
+            *notes,
+            f"flagged: {count} of {plural(len(made), 'slice')} ({', '.join(sorted(flagged)).replace('_', ' ')})",
+        ]
     return replace(
         best,
         heat=heat,

@@ -13,6 +13,7 @@ from camscope.errors import GeometryError, InputError
 from camscope.explainers.scope import expect_count, expect_number, expect_positive
 from camscope.metrics.changes import Change, Still
 from camscope.targets import full_precision
+from camscope.wording import plural
 
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 LEVELS = 255  # steps of 8 bits
@@ -53,7 +54,9 @@ class Resampling(Still):
         expect_positive(ratio=self.ratio)
         size = tuple(x.shape[2:])
         if len(size) not in LINEAR:
-            raise GeometryError(f"{self}: an input of {len(size)} axes cannot be resampled; expected 1, 2 or 3")
+            raise GeometryError(
+                f"{self}: an input of {plural(len(size), 'axis')} cannot be resampled; expected 1, 2 or 3"
+            )
         other = [max(1, round(self.ratio * length)) for length in size]
         there = F.interpolate(full_precision(x), other, mode=LINEAR[len(size)], align_corners=False)
         return F.interpolate(there, size, mode=LINEAR[len(size)], align_corners=False).to(x.dtype)
@@ -77,7 +80,9 @@ class Compression(Still):
         if self.quality > BEST:
             raise InputError(f"quality={self.quality}: expected a whole number, {BEST} or less")
         if x.ndim < 4:
-            raise GeometryError(f"{self}: an input of {x.ndim - 2} axis is no picture; leave the compression out")
+            raise GeometryError(
+                f"{self}: an input of {plural(x.ndim - 2, 'axis')} is no picture; leave the compression out"
+            )
         wide, (low, high) = full_precision(x), _ends(x)
         step = (high - low) / LEVELS
         bits = ((wide - low) / torch.where(step > 0, step, 1)).round().detach().cpu().to(torch.uint8).numpy()

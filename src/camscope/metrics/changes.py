@@ -15,6 +15,7 @@ from camscope.explainers.scope import expect_number, expect_whole
 from camscope.geometry import Placement
 from camscope.metrics.base import Floats, Mask
 from camscope.targets import full_precision
+from camscope.wording import plural
 
 
 class Change(ABC):
@@ -54,7 +55,7 @@ class Shift(Change):
     def _along(self, axes: int) -> tuple[int, ...]:
         pixels = self.pixels if isinstance(self.pixels, tuple) else (self.pixels,) * axes
         if len(pixels) != axes:
-            raise InputError(f"{self}: expected {axes} numbers, one for each axis, or one for all")
+            raise InputError(f"{self}: expected {plural(axes, 'number')}, one for each axis, or one for all")
         for number in pixels:
             expect_whole(pixels=number)
         return pixels
@@ -91,7 +92,7 @@ class Rotation(Change):
         expect_number(degrees=self.degrees)
         if len(size) < 2:
             raise GeometryError(
-                f"{self}: an input of {len(size)} axis cannot be turned; leave the rotations out of changes"
+                f"{self}: an input of {plural(len(size), 'axis')} cannot be turned; leave the rotations out of changes"
             )
         return size[-2], size[-1]
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.base import Floats, finite, metric
+from camscope.wording import plural
 
 
 @metric(
@@ -64,7 +65,7 @@ def _shares(heat: npt.ArrayLike) -> Floats:
     """(N,): each cell's share of the sum of sizes, without overflow or underflow."""
     sizes = np.abs(finite(heat)).ravel()
     if len(sizes) < 2:
-        raise UndefinedError(f"a map of {len(sizes)} cells cannot be more or less spread out")
+        raise UndefinedError(f"a map of {plural(len(sizes), 'cell')} cannot be more or less spread out")
     if not sizes.max() > 0:
         raise UndefinedError("the map is zero everywhere")
     scaled = sizes / sizes.max()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from camscope.errors import InputError, MissingExtraError, UndefinedError
 from camscope.explainers.scope import expect_number
 from camscope.metrics.base import Floats, Mask, evidence, expect_mask, metric
+from camscope.wording import plural
 
 AREA = "the mask's share of the image"
 ROUNDING = 1e-12  # of the largest value
@@ -231,5 +232,7 @@ def _lengths(spacing: Sequence[float] | None, axes: int) -> Floats:
     """(axes,): the size of a pixel along each; 1 where it is not given."""
     lengths = np.ones(axes) if spacing is None else np.asarray(spacing, np.float64)
     if lengths.shape != (axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
-        raise InputError(f"spacing={spacing!r}: expected {axes} positive numbers, the size of a pixel along each axis")
+        raise InputError(
+            f"spacing={spacing!r}: expected {plural(axes, 'positive number')}, the size of a pixel along each axis"
+        )
     return lengths

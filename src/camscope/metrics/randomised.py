@@ -16,6 +16,7 @@ from camscope.metrics.base import Floats
 from camscope.metrics.staircase import Row, staircase
 from camscope.metrics.verdicts import Verdict, interval_of, mean_of, verdict_of
 from camscope.render import Picture
+from camscope.wording import plural
 
 LEAST = 5  # images, whose maps are 10 pairs
 
@@ -77,7 +78,8 @@ class Randomised:
             return "one part at a time never ends with an untrained model: the verdict is the cascade's"
         if not self.whole:
             return "something of the training is left after the last step: a map may still show that; name every part"
-        few = f"{self.images} images are too few to say what maps of different images have in common: pass {LEAST} or more"
+        images = plural(self.images, "image is", "images are")
+        few = f"{images} too few to say what maps of different images have in common: pass {LEAST} or more"
         return few if self.images < LEAST else ""
 
     @property
@@ -96,8 +98,9 @@ class Randomised:
         """The test and its outcome in a line."""
         passes = None if self.undecided else self.passes
         said = ", no verdict" if passes is None else ": passes" if passes else ": fails"
-        words = f"{self.method}, {self.order} randomisation{said} ({self.images} images, seeds {', '.join(map(str, self.seeds))}"
-        return f"{words}; {self.undefined} comparisons without a number)" if self.undefined else f"{words})"
+        images, seeds = plural(self.images, "image"), ", ".join(map(str, self.seeds))
+        words = f"{self.method}, {self.order} randomisation{said} ({images}, seeds {seeds}"
+        return f"{words}; {plural(self.undefined, 'comparison')} without a number)" if self.undefined else f"{words})"
 
     def figure(self) -> Picture:
         """(H,W,3): a column for each step: the first image's map, and how alike all maps are."""

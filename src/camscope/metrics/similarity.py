@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
 from camscope.metrics.base import Floats, finite, metric
+from camscope.wording import plural
 
 DATA_RANGE = 1.0  # SSIM's: from the least to the largest value that a map on its scale can have
 WINDOW = 7  # pixels of a side of SSIM's window, of even weight
@@ -126,11 +127,12 @@ def hog_features(values: Floats, cell: int = CELL) -> Floats:
     """(H,W) -> (M,): histograms of oriented gradients of the map divided by its largest size."""
     if values.ndim != 2:
         raise UndefinedError(
-            f"a map of {values.ndim} axes has no histogram of oriented gradients: it is one of pictures"
+            f"a map of {plural(values.ndim, 'axis')} has no histogram of oriented gradients: it is one of pictures"
         )
     if min(values.shape) < BLOCK * cell:
         raise UndefinedError(
-            f"a map {values.shape} has no {BLOCK} x {BLOCK} cells of {cell} pixels: bring it to the image's size, or pass cell="
+            f"a map {values.shape} has no {BLOCK} x {BLOCK} cells of {plural(cell, 'pixel')}: bring it to the "
+            "image's size, or pass cell="
         )
     made = _skimage("feature").hog(on_scale(values), ORIENTATIONS, (cell, cell), (BLOCK, BLOCK), "L2-Hys")
     return np.asarray(made, np.float64)
@@ -160,7 +162,8 @@ def windowed(one: Floats, other: Floats, *, data_range: float = DATA_RANGE, wind
         raise InputError(f"window={window}: expected an odd number of pixels, 3 or more")
     if min(one.shape) < window:
         raise UndefinedError(
-            f"a map {one.shape} is smaller than the window of {window} pixels: bring it to the image's size, or pass window="
+            f"a map {one.shape} is smaller than the window of {plural(window, 'pixel')}: bring it to the "
+            "image's size, or pass window="
         )
     return float(_skimage("metrics").structural_similarity(one, other, win_size=window, data_range=data_range))
 

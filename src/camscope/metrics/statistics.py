@@ -20,6 +20,7 @@ from camscope.metrics.clusters import (
     effective_groups,
     linearized_variance,
 )
+from camscope.wording import plural
 
 REPLICATES = 2000
 MIN_GROUPS: Final = 6  # of five groups no difference has p below 0.05, even if all have one sign: 2^(1 - 5)
@@ -227,7 +228,7 @@ def numbered(groups: Sequence[Hashable] | None, rows: int) -> npt.NDArray[np.int
     if groups is None:
         return np.arange(rows)
     if len(groups) != rows:
-        raise InputError(f"{rows} rows and {len(groups)} groups; expected (N,) of both")
+        raise InputError(f"{plural(rows, 'row')} and {plural(len(groups), 'group')}; expected (N,) of both")
     names = _named(groups, np.arange(rows))
     numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
@@ -295,7 +296,8 @@ class _Sample:
         given = np.asarray(values, np.float64)
         if given.ndim != 1 or (groups is not None and len(groups) != len(given)):
             raise InputError(
-                f"values {given.shape} and {'no' if groups is None else len(groups)} groups; expected (N,) of both"
+                f"values {given.shape} and {'no groups' if groups is None else plural(len(groups), 'group')}; "
+                "expected (N,) of both"
             )
         there = np.flatnonzero(~np.isnan(given))
         if not len(there):

@@ -16,6 +16,7 @@ from camscope.metrics.fills import Fill, filling
 from camscope.metrics.removed import Masks, random_sets, ranked, regions
 from camscope.metrics.scores import Of, Scores
 from camscope.metrics.values import Values
+from camscope.wording import plural
 
 Order = Literal["strongest", "weakest"]  # which regions are removed first
 Units = Literal["parts", "slopes"]  # of the answer that a map gives
@@ -73,7 +74,9 @@ class Trial:
                 f'to the input\'s size first, with Explanation.heatmap("input", scale=None)'
             )
         if self.ties is not None and len(self.ties) != len(x):
-            raise InputError(f"{len(self.ties)} seeds of ties for {len(x)} images: pass one for each, or None")
+            raise InputError(
+                f"{plural(len(self.ties), 'seed')} of ties for {plural(len(x), 'image')}: pass one for each, or None"
+            )
         expect_whole(**{f"ties[{n}]": seed for n, seed in enumerate(self.ties or ())})
         self._labels, self.total = regions(x.shape[2:], self.region, x.device)
         self._versions = filling(self.fill, x, self.seed)

@@ -15,6 +15,7 @@ from camscope.errors import InputError
 from camscope.files import write_generated
 from camscope.phantom.study import FINDINGS, SIZE, Study, draw_study, draw_volume_study, write_study
 from camscope.phantom.train import packed, reproducible
+from camscope.wording import plural
 
 __all__ = [
     "FINDINGS",
@@ -85,7 +86,9 @@ def train_shortcut_net(study: Study, seed: int = 0, epochs: int = 8) -> Shortcut
     the random state of the process are put back.
     """
     if epochs < 1 or len(study) < BATCH:
-        raise InputError(f"epochs={epochs} of {len(study)} images; expected one at least, and a batch of {BATCH}")
+        raise InputError(
+            f"epochs={epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH}"
+        )
     x, labels = as_input(study.images), torch.from_numpy(study.labels)
     with reproducible(seed, threads=1):
         net = ShortcutNet(x.ndim - 2)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.phantom.draw import CATEGORIES, Phantoms, dataset
 from camscope.phantom.network import PhantomNet, as_input
+from camscope.wording import plural
 
 TRAINING: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
 HELD_OUT: Final = 2**30
@@ -160,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     facts = {"accuracy": f"{mean:.4f}", "seed": str(chosen.seed), "steps": str(chosen.steps), "version": VERSION}
     save(net, chosen.output, facts)
     lines = [f"{name:>14}  {share:.1%}" for name, share in by_class.items()]
-    title = f"accuracy on {chosen.images // 2} phantoms never seen"
+    title = f"accuracy on {plural(chosen.images // 2, 'phantom')} never seen"
     report = "\n".join([title, *lines, f"{'all':>14}  {mean:.1%}"])
     Console(highlight=False).print(f"{report}\nwritten to {chosen.output}", soft_wrap=True)
 

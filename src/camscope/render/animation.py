@@ -16,6 +16,7 @@ from camscope.render.picture import DARK_PAPER, LIGHT_INK, Picture, checked_pict
 from camscope.render.slab import drawn
 from camscope.render.viewer import ACCENT, framed, letter_size, middle, numbered, of_the_peak, put, told
 from camscope.render.volume import Volume
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -83,7 +84,7 @@ def animation(
     kept = list(_watched(pictures, len(pictures) if isinstance(pictures, Sequence) else count, watch))
     if not kept or len({one.shape for one in kept}) > 1:
         raise InputError(
-            f"{len(kept)} pictures of {len({one.shape for one in kept})} sizes; expected some, of one size"
+            f"{plural(len(kept), 'picture')} of {plural(len({one.shape for one in kept}), 'size')}; expected some, of one size"
         )
     kind, options = ANIMATED[suffix.lower()]
     images = (
@@ -96,7 +97,9 @@ def animation(
             stream, kind, save_all=True, append_images=rest, duration=_durations(len(kept), seconds), loop=0, **options
         )
     except (OSError, ValueError) as error:
-        raise ImageError(f"{len(kept)} pictures {kept[0].shape} cannot be written as {kind}: {error}") from error
+        raise ImageError(
+            f"{plural(len(kept), 'picture')} {kept[0].shape} cannot be written as {kind}: {error}"
+        ) from error
     return stream.getvalue()
 
 

@@ -10,6 +10,7 @@ from camscope.errors import InputError, NonFiniteError
 from camscope.render.colour import DIVERGING, colourise, lower_bound
 from camscope.render.picture import PAPER, Picture, fitted
 from camscope.render.text import text_tile
+from camscope.wording import plural
 
 READABLE, LARGEST = 96, 256
 GAP = 2
@@ -58,7 +59,10 @@ def _checked(features: NDArray[np.floating[Any]], limit: int, scale: str) -> NDA
     array = array[:limit]
     if not (finite := np.isfinite(array)).all():
         channel = int(np.argwhere(~finite)[0, 0])
-        raise NonFiniteError(f"{(~finite).sum()} values of the features are not finite, the first in channel {channel}")
+        raise NonFiniteError(
+            f"{plural((~finite).sum(), 'value of the features is', 'values of the features are')} not finite, "
+            f"the first in channel {channel}"
+        )
     return array
 
 

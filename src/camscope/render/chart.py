@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError
 from camscope.render.picture import PAPER, Colour, Picture, Values
 from camscope.render.text import text_tile
+from camscope.wording import plural
 
 GRID: Colour = (226, 226, 226)
 BAND: Colour = (247, 224, 176)
@@ -40,7 +41,7 @@ def chart(
     count = len(curve.values)
     if not count or not ends[0] < ends[1]:
         raise InputError(
-            f"a chart of {count} values from {ends[0]} to {ends[1]}; expected one value at least, and a range"
+            f"a chart of {plural(count, 'value')} from {ends[0]} to {ends[1]}; expected one value at least, and a range"
         )
     out = np.full((height, count * step, 3), PAPER, np.uint8)
     columns = (np.arange(count) + 0.5) * step

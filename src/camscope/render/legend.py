@@ -18,6 +18,7 @@ from camscope.render.picture import (
     checked_values,
 )
 from camscope.render.text import ELLIPSIS, text_tile
+from camscope.wording import plural
 
 # The first eight after Okabe & Ito (2008), told apart with any colour vision; more than twelve nobody tells apart.
 SWATCHES: tuple[Colour, ...] = (
@@ -49,7 +50,7 @@ class Entry:
 def swatches(count: int) -> tuple[Colour, ...]:
     """So many colours that can be told apart; InputError beyond twelve."""
     if not 0 < count <= len(SWATCHES):
-        raise InputError(f"{count} colours: expected 1 to {len(SWATCHES)}, more cannot be told apart")
+        raise InputError(f"{plural(count, 'colour')}: expected 1 to {len(SWATCHES)}, more cannot be told apart")
     return SWATCHES[:count]
 
 
@@ -75,7 +76,7 @@ def regions(
     if numbers.shape != opacity.shape:
         raise GeometryError(f"the numbers are {numbers.shape} and their strengths {opacity.shape}; expected one size")
     if numbers.min() < 0 or numbers.max() >= len(colours):
-        raise InputError(f"numbers {numbers.min()} to {numbers.max()} for {len(colours)} colours")
+        raise InputError(f"numbers {numbers.min()} to {numbers.max()} for {plural(len(colours), 'colour')}")
     grey: Picture = np.repeat(
         cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None].astype(np.uint8, copy=False), 3, axis=2
     )

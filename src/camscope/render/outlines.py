@@ -12,6 +12,7 @@ from camscope.render.panel import padded
 from camscope.render.picture import DARK_PAPER, LIGHT_INK, Colour, Picture, checked_picture
 from camscope.render.shapes import contours, draw_line
 from camscope.render.text import text_tile
+from camscope.wording import plural
 
 Masks: TypeAlias = Mapping[str, ArrayLike] | ArrayLike
 Outlines: TypeAlias = list[tuple[str, Colour, NDArray[np.bool_]]]
@@ -29,7 +30,9 @@ def outlines(masks: Masks | None, size: Sequence[int]) -> Outlines:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE):
-        raise InputError(f"{len(named)} masks; expected {len(OUTLINE)} at most: more colours cannot be told apart")
+        raise InputError(
+            f"{plural(len(named), 'mask')}; expected {len(OUTLINE)} at most: more colours cannot be told apart"
+        )
     return [
         (str(name), colour, _inside(name, mask, tuple(size)))
         for (name, mask), colour in zip(named.items(), OUTLINE, strict=False)

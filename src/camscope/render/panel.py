@@ -9,6 +9,7 @@ from camscope.errors import InputError, NonFiniteError
 from camscope.render.colour import DIVERGING, colourise
 from camscope.render.picture import INK, PAPER, Colour, Picture, checked_picture, fitted
 from camscope.render.text import text_tile
+from camscope.wording import plural
 
 AMBER: Colour = (255, 191, 0)
 FRAME: Colour = (150, 150, 150)
@@ -34,7 +35,9 @@ def colour_bar(
     if not np.isfinite([lo, hi]).all():
         raise NonFiniteError(f"the range of the colour bar is {lo} to {hi}; expected finite numbers")
     if height < 8 or lo > hi:
-        raise InputError(f"a colour bar of {height} rows from {lo} to {hi}; expected 8 rows at least, and lo <= hi")
+        raise InputError(
+            f"a colour bar of {plural(height, 'row')} from {lo} to {hi}; expected 8 rows at least, and lo <= hi"
+        )
     values = _bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
     bar = surrounded(colourise(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME)
@@ -91,7 +94,8 @@ def panel(
     flags = [None] * len(images) if flags is None else flags
     if not images or not len(images) == len(captions) == len(flags):
         raise InputError(
-            f"{len(images)} pictures, {len(captions)} captions, {len(flags)} flags; expected one of each a picture"
+            f"{plural(len(images), 'picture')}, {plural(len(captions), 'caption')}, "
+            f"{plural(len(flags), 'flag')}; expected one of each a picture"
         )
     columns = _columns(len(images)) if columns is None else min(columns, len(images))
     if columns < 1:

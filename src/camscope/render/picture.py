@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, ImageError, InputError, NonFiniteError
+from camscope.wording import plural
 
 Picture: TypeAlias = NDArray[np.uint8]
 Values: TypeAlias = NDArray[np.floating[Any]]
@@ -50,7 +51,9 @@ def expect_values(array: Values, *, over: Picture | None = None) -> Values:
     bad = ~np.isfinite(array)
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise NonFiniteError(f"{bad.sum()} of {array.size} values are not finite, the first at ({row}, {column})")
+        raise NonFiniteError(
+            f"not finite: {bad.sum()} of {plural(array.size, 'value')}, the first at ({row}, {column})"
+        )
     if over is not None and array.shape != over.shape[:2]:
         raise GeometryError(
             f"the map is {array.shape} and the picture {over.shape[:2]}; bring the map to the picture's size first"

@@ -13,6 +13,7 @@ from camscope.errors import InputError
 from camscope.render.colour import colourise
 from camscope.render.picture import Colour, Picture, Values, checked_picture, checked_values, line_width
 from camscope.render.text import text_tile
+from camscope.wording import plural
 
 CYAN: Colour = (0, 229, 255)
 LIGHT: Colour = (255, 255, 255)
@@ -76,7 +77,7 @@ def draw_boxes(
 ) -> Picture:
     """(H,W,3) -> (H,W,3): each box as a frame, its label (one a box) above it, or inside if there is no room."""
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{len(labels)} labels for {len(boxes)} boxes; expected one a box")
+        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one a box")
     out = checked_picture(image).copy()
     for box in reversed(boxes):
         draw_line(out, _corners(box), colour)

@@ -13,6 +13,7 @@ from camscope.render.colour import DIVERGING
 from camscope.render.outlines import Masks, Outlines, outlines
 from camscope.render.picture import Picture, Values
 from camscope.render.scale import Scale, shown_ends
+from camscope.wording import plural
 
 Voxel = tuple[int, int, int]
 TAILS = (0.5, 99.5)  # per cent: greys between these are told apart, unless a window says which
@@ -51,7 +52,7 @@ class Volume:
                 f"the volume is {self.picture.shape} and its map {self.values.shape}; expected (D,H,W) or (D,H,W,3), and (D,H,W)"
             )
         if not (finite := np.isfinite(self.values)).all():
-            raise NonFiniteError(f"{(~finite).sum()} of {finite.size} values are not finite")
+            raise NonFiniteError(f"not finite: {(~finite).sum()} of {plural(finite.size, 'value')}")
         if self.covered is not None and self.covered.shape != self.shape:
             raise GeometryError(f"covered is {self.covered.shape} and the map {self.shape}; expected one size")
         if self.spacing is not None and (len(self.spacing) != 3 or not all(0 < one < np.inf for one in self.spacing)):

@@ -13,6 +13,7 @@ from camscope.targets.classes import index_of
 from camscope.targets.outputs import full_precision, part_of
 from camscope.targets.questions import one_class
 from camscope.targets.target import Names, Scene, Target, numbers_in
+from camscope.wording import plural
 
 MATCHED = 0.5  # overlap that makes a detection the one that is meant
 Activation = Literal["softmax", "sigmoid"]
@@ -205,7 +206,8 @@ def detections(output: Any, size: tuple[int, ...] | None, activation: Activation
         raise TargetError("a Box of an output whose boxes are parts of the input must be settled by a first pass")
     if activation is None:
         raise TargetError(
-            f"the {logits.shape[-1]} class logits of each box may or may not end with a no-object class, and the model has "
+            f"the {plural(logits.shape[-1], 'class logit')} of each box may or may not end with a no-object "
+            "class, and the model has "
             f"no Hugging Face config that decides: pass Box(..., activation='softmax') where the last one is 'no object', "
             f"else activation='sigmoid'"
         )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from camscope.errors import TargetError
 from camscope.targets.questions import Difference
+from camscope.wording import plural
 
 
 def pair_of(
@@ -29,7 +30,7 @@ def index_of(wanted: int | str, classes: int, categories: Sequence[str] | None) 
             f"class {index} of a model with one output: its only class is 0 (or None); for the evidence against it "
             f"pass target=lambda output: -output.flatten()"
         )
-    raise TargetError(f"class {index} is out of range: the model has {classes} classes (0..{classes - 1})")
+    raise TargetError(f"class {index} is out of range: the model has {plural(classes, 'class')} (0..{classes - 1})")
 
 
 def _named(name: str, classes: int, categories: Sequence[str] | None) -> int:
@@ -37,7 +38,7 @@ def _named(name: str, classes: int, categories: Sequence[str] | None) -> int:
         raise TargetError(f"class {name!r} by name: the model's categories are not known; pass categories= or an index")
     if len(categories) != classes:
         raise TargetError(
-            f"class {name!r} by name: {len(categories)} categories for a model with {classes} classes; "
+            f"class {name!r} by name: {plural(len(categories), 'category')} for a model with {plural(classes, 'class')}; "
             f"pass the index, or the right categories="
         )
     folded = name.casefold()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError, warn_caller
 from camscope.structure import leaves, mapped, unusual
+from camscope.wording import plural
 
 EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
 
@@ -94,7 +95,7 @@ def one_each(scores: Tensor, samples: int) -> Tensor:
     """The scores (N,...) as they are; TargetError unless they are of so many samples."""
     if len(scores) != samples:
         raise TargetError(
-            f"{len(scores)} scores for a batch of {samples}: expected one row per sample, from the model (is a batch "
+            f"{plural(len(scores), 'score')} for a batch of {samples}: expected one row per sample, from the model (is a batch "
             f"of one squeezed?) or from the target (is the batch summed?)"
         )
     return scores

@@ -15,6 +15,7 @@ from camscope.labels import listed, several_labels
 from camscope.structure import leaves
 from camscope.targets.outputs import expect_no_detections, full_precision, part_of
 from camscope.targets.target import Names, OfClass, Scene, numbers_in
+from camscope.wording import plural
 
 POOLS: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 
@@ -162,7 +163,7 @@ def _array(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.bool_]]":
 def _expect_axes(point: Sequence[float], size: Sequence[int]) -> None:
     if len(point) != len(size):
         raise TargetError(
-            f"the point {tuple(point)} has {len(point)} numbers; expected {len(size)}, as the input has axes"
+            f"the point {tuple(point)} has {plural(len(point), 'number')}; expected {len(size)}, as the input has axes"
         )
 
 

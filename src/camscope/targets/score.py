@@ -24,6 +24,7 @@ from camscope.targets.outputs import (
 from camscope.targets.questions import Question, plain
 from camscope.targets.score_range import ScoreRange
 from camscope.targets.target import Names, Target
+from camscope.wording import plural
 
 UNREAD = InputKey("")  # the signature of the model has not been read yet
 INTEGERS = {  # as torch spells them in errors
@@ -198,7 +199,7 @@ class Score:
         off = (self(x[back], back) - self.values[back]).abs().max()
         if bool(off > 0.01 * self.values.abs().max()):
             raise InputError(
-                f"an argument of the model has {len(x)} entries, as the batch has samples, and yet is not one a sample: "
+                f"an argument of the model has {plural(len(x), 'entry')}, as the batch has samples, and yet is not one a sample: "
                 f"explain one image at a time"
             )
 
@@ -215,7 +216,7 @@ class Score:
     def _read(self, output: object, samples: int, owners: Tensor | None) -> Tensor:
         if isinstance(self.target, Each) and len(self.target.questions) != samples:
             raise TargetError(
-                f"{len(self.target.questions)} targets for a batch of {samples}: give one, or one per sample"
+                f"{plural(len(self.target.questions), 'target')} for a batch of {samples}: give one, or one per sample"
             )
         if isinstance(self.target, Target) and self.values is None:
             self.target = self.target.settled(output, self._size, self.categories)
@@ -231,7 +232,7 @@ class Score:
             warn_of_probabilities(self.logits)
         pairs = self._pairs if owners is None else self._pairs[owners]
         if len(pairs) != len(logits):
-            raise TargetError(f"the output has {len(logits)} samples; the question was asked of {len(pairs)}")
+            raise TargetError(f"the output has {plural(len(logits), 'sample')}; the question was asked of {len(pairs)}")
         values = logits.gather(1, pairs[:, :1])[:, 0]
         if self.classes is not None:
             return values
@@ -318,7 +319,9 @@ class Score:
         target: Any = self.target
         wanted = list(target) if isinstance(target, list) else [target] * len(logits)
         if len(wanted) != len(logits):
-            raise TargetError(f"{len(wanted)} targets for a batch of {len(logits)}: give one, or one per sample")
+            raise TargetError(
+                f"{plural(len(wanted), 'target')} for a batch of {len(logits)}: give one, or one per sample"
+            )
         top = logits.argmax(1).tolist()
         pairs = [pair_of(one, best, logits.shape[1], self.categories) for one, best in zip(wanted, top, strict=True)]
         return torch.tensor(pairs, device=logits.device)

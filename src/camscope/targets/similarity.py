@@ -12,6 +12,7 @@ from camscope.errors import TargetError
 from camscope.structure import leaves
 from camscope.targets.outputs import full_precision
 from camscope.targets.target import Names, Scene, Target
+from camscope.wording import plural
 
 Kind = Literal["cosine", "dot"]
 EMBEDDINGS = ("image_embeds", "embeddings", "pooler_output")
@@ -62,7 +63,7 @@ class Similarity(Target):
         own, given = embedding_of(output), self.reference
         if given.shape[-1] != own.shape[1] or given.numel() == 0:
             raise TargetError(
-                f"the reference is {tuple(given.shape)}; the model's embedding has {own.shape[1]} numbers"
+                f"the reference is {tuple(given.shape)}; the model's embedding has {plural(own.shape[1], 'number')}"
             )
         each = given.reshape(-1, given.shape[-1]).to(own.device, full_precision(own).dtype)
         each = F.normalize(each, dim=1, eps=0) if self.kind == "cosine" and len(each) > 1 else each

@@ -14,6 +14,7 @@ from camscope.hooks.record import record
 from camscope.metrics.scores import Asking
 from camscope.structure import the_tensor
 from camscope.targets.outputs import are_probabilities, class_scores
+from camscope.wording import plural
 
 
 def logits_of(subject: Subject, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,7 @@ def odds_of(subject: Subject, logits: Tensor, findings: Sequence[Finding], *, pr
         )
     for one in findings:
         if one.index >= logits.shape[1]:
-            raise InputError(f"class {one.index} is out of range: the model has {logits.shape[1]} classes")
+            raise InputError(f"class {one.index} is out of range: the model has {plural(logits.shape[1], 'class')}")
     if outputs == "sigmoid" and probabilities:
         least = torch.finfo(torch.float32).eps / 2
         logits = logits.clamp(least, 1 - least).logit()

@@ -26,6 +26,7 @@ from camscope.metrics.statistics import (
     p_of,
     t_quantile,
 )
+from camscope.wording import plural
 
 Word = Literal["different", "equivalent", "undecided"]
 Ends = Callable[[float], tuple[float, float]]  # at a level
@@ -124,7 +125,7 @@ def contrast_aurocs(
 
 def _levels(subgroup: Sequence[Hashable], known: Mask) -> dict[Hashable, Mask]:
     if len(subgroup) != len(known):
-        raise InputError(f"{len(known)} rows and {len(subgroup)} levels; expected (N,) of both")
+        raise InputError(f"{plural(len(known), 'row')} and {plural(len(subgroup), 'level')}; expected (N,) of both")
     made = {level: rows & known for level, rows in levels_of(subgroup).items()}
     if len(made) < 2:
         raise UndefinedError(f"all rows are of one level, {next(iter(made))!r}" if made else "no row has a level")
@@ -239,7 +240,7 @@ def _area(ranking: Ranking, least: int, replicates: int, seed: int) -> Side:
 
 def _expect_patients(patients: int, least: int) -> None:
     if patients < least:
-        raise UndefinedError(f"{patients} groups; expected {least}, so few patients say nothing of others")
+        raise UndefinedError(f"{plural(patients, 'group')}; expected {least}, so few patients say nothing of others")
 
 
 def _student(own: Side, other: Side, level: float) -> tuple[float, float]:

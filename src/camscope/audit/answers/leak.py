@@ -14,6 +14,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats, Mask
 from camscope.metrics.statistics import REPLICATES, Estimate, numbered
+from camscope.wording import plural
 
 Numbers = npt.NDArray[np.int64]
 SURPRISING = 0.05
@@ -71,7 +72,8 @@ def leak(
     given, every = np.asarray(features, np.float64), numbered(groups, len(labels))
     if given.ndim != 2 or len(given) != len(labels) or not np.isfinite(given).all() or folds < 2:
         raise InputError(
-            f"features {given.shape} of {len(labels)} labels in {folds} folds: expected (N,D) finite numbers, and 2 folds"
+            f"features {given.shape} of {plural(len(labels), 'label')} in {plural(folds, 'fold')}: expected "
+            "(N,D) finite numbers, and 2 folds"
         )
     levels, few = _enough(levels_of(labels), every, 2 * folds)
     rows = np.logical_or.reduce(list(levels.values()))
@@ -96,7 +98,7 @@ def _enough(
     few = tuple((name, count) for name, count in patients.items() if count < least)
     if len(levels) - len(few) < 2:
         words = ", ".join(f"{name!r}: {count}" for name, count in patients.items()) or "none has a label"
-        raise UndefinedError(f"two levels of {least} patients are needed; there are {words}")
+        raise UndefinedError(f"expected two levels of {plural(least, 'patient')} or more; there are {words}")
     return {name: rows for name, rows in levels.items() if patients[name] >= least}, few
 
 
@@ -104,7 +106,7 @@ def _standardised(x: Floats) -> Floats:
     """(N,D) -> (N,d): features that vary, of mean 0 and deviation 1, their products over D; turned, where D > N, into N."""
     varying = x[:, np.ptp(x, 0) > 0]
     if not varying.shape[1]:
-        raise UndefinedError(f"none of {x.shape[1]} features varies")
+        raise UndefinedError(f"no feature of {x.shape[1]} varies")
     centred = varying - varying.mean(0)
     scaled = centred / centred.std(0) / np.sqrt(varying.shape[1])
     if scaled.shape[1] <= len(scaled):

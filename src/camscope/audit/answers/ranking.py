@@ -10,6 +10,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.metrics.base import Floats, Mask
 from camscope.metrics.clusters import effective_groups
 from camscope.metrics.statistics import draws, numbered
+from camscope.wording import plural
 
 Numbers = npt.NDArray[np.int64]
 Area = Callable[[Floats, Floats], Floats]  # (r,V) weights of positives and of negatives at each answer -> (r,)
@@ -86,7 +87,8 @@ class Ranking:
 
     def words(self) -> str:
         """What there is of each class."""
-        return f"{self.positives} positives and {self.negatives} negatives in {self.patients} groups"
+        classes = f"{plural(self.positives, 'positive')} and {plural(self.negatives, 'negative')}"
+        return f"{classes} in {plural(self.patients, 'group')}"
 
 
 def ranked(truth: npt.ArrayLike, answer: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
@@ -101,7 +103,7 @@ def ranked(truth: npt.ArrayLike, answer: npt.ArrayLike, groups: Sequence[Hashabl
     order = np.argsort(given, kind="stable")[: len(given) - int(np.isnan(given).sum())]  # NaN are last
     names = list(groups) if groups is not None else list(range(len(given)))
     if len(names) != len(given):
-        raise InputError(f"{len(given)} answers and {len(names)} groups; expected (N,) of both")
+        raise InputError(f"{plural(len(given), 'answer')} and {plural(len(names), 'group')}; expected (N,) of both")
     group = numbered([names[int(i)] for i in order], len(order))
     place = np.unique(given[order], return_inverse=True)[1]
     lost = len(given) - len(order)
@@ -139,7 +141,7 @@ def kept(drawn: Floats, words: str) -> Floats:
     """The replicates with a value; UndefinedError where more than a tenth have none."""
     lost = int(np.isnan(drawn).sum())
     if lost > LOST * len(drawn):
-        raise UndefinedError(f"{words}: {lost} of {len(drawn)} draws of groups hold one class only")
+        raise UndefinedError(f"{words}: {lost} of {plural(len(drawn), 'draw')} of groups hold one class only")
     return drawn[~np.isnan(drawn)]
 
 

@@ -9,6 +9,7 @@ from camscope.audit.answers.ranking import LOST, times
 from camscope.metrics.base import Floats, Mask
 from camscope.metrics.clusters import effective_groups
 from camscope.metrics.statistics import Estimate, draws, interval_of
+from camscope.wording import plural
 
 STEPS = 40  # of Newton's method, which needs 5 to 10
 CLOSE = 1e-9  # of a step in standard deviations of the answers: nothing is left to gain
@@ -29,7 +30,9 @@ def recalibrated(
 ) -> Recalibration:
     """(N,) bool, (N,) log odds, (N,) numbers of patients -> the lines of greatest likelihood."""
     if not np.isfinite(z).all():
-        return _none(f"{int(np.isinf(z).sum())} probabilities are 0 or 1: give their log odds")
+        return _none(
+            f"{plural(int(np.isinf(z).sum()), 'probability is', 'probabilities are')} 0 or 1: give their log odds"
+        )
     whole = np.ones((1, len(y)))
     if not _overlapping(y, z, whole)[0]:
         return _none("answers part the classes, or there is one class only: any steeper line fits better")
@@ -38,7 +41,7 @@ def recalibrated(
     lines = np.concatenate(drawn)
     lost = int(np.isnan(lines).any(1).sum())
     if lost > LOST * replicates:
-        return _none(f"in {lost} of {replicates} draws of patients the answers part the classes")
+        return _none(f"in {lost} of {plural(replicates, 'draw')} of patients the answers part the classes")
     point = _lines(y, z, whole)[0]
     if np.isnan(point).any():
         return _none("the answers are too extreme: no line is found")

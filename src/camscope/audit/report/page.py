@@ -20,6 +20,7 @@ from camscope.audit.report.words import MARGINS, MEANS, QUANTITY, clean
 from camscope.audit.schema import Number, Stage, Summary, Verdict, plain
 from camscope.audit.shortcuts.overlaps import MOST, overlapping
 from camscope.errors import InputError, MissingExtraError
+from camscope.wording import inflect
 
 if TYPE_CHECKING:
     import jinja2
@@ -135,7 +136,7 @@ def environment() -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     engine.filters |= {"n": numeral, "estimate": estimate, "like": like, "p": chance}
-    engine.globals["between"] = between
+    engine.globals |= {"between": between, "inflect": inflect}
     engine.globals["none"] = None
     return engine
 

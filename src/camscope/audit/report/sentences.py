@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from camscope.audit.report.numerals import number_of
 from camscope.audit.schema import Answers, Check, Group, Held, Level, Measured, Number, Strategies, Summary, Verdict
+from camscope.wording import inflect
 
 TESTED = ["supported", "not supported"]
 
@@ -39,13 +40,15 @@ def no_objection(summary: Summary, name: str, questions: Sequence[str]) -> Sente
     if not asked.value:
         return (f"No question about {name} was asked. This says nothing for {name}.",)
     if not tested.value:
+        if asked.value == 1:
+            return (f"The only question about {name} could not be tested. This says nothing for {name}.",)
         return ("None of the ", asked, f" questions about {name} could be tested. This says nothing for {name}.")
     return (
         f"Nothing that could be tested speaks against {name}: ",
         tested,
         " of ",
         asked,
-        " questions could be tested. This is not proof of soundness.",
+        f" {inflect(asked.value, 'question')} could be tested. This is not proof of soundness.",
     )
 
 
@@ -57,7 +60,8 @@ def _count(summary: Summary, **fields: str | list[str]) -> Count:
 def patients(check: Check) -> Sentence:
     """What the unit of the statistics is."""
     if check.grouped:
-        return ("The images are of ", check.patients, " patients. Statistics take all images of a patient as one unit.")
+        noun = inflect(check.patients, "patient")
+        return ("The images are of ", check.patients, f" {noun}. Statistics take all images of a patient as one unit.")
     return (
         "No column says which images are of one patient: each image counts as a patient, and intervals may be too narrow.",
     )
@@ -94,7 +98,8 @@ def localised(stage: Measured) -> Iterator[Sentence]:
 def measured(stage: Measured) -> Iterator[Sentence]:
     """On how many images maps were tested."""
     if stage.images:
-        yield stage.images, " images with a finding were used, drawn by the seed."
+        noun = inflect(stage.images, "image with a finding was", "images with a finding were")
+        yield stage.images, f" {noun} used, drawn by the seed."
 
 
 def _images(stage: Measured, metric: str) -> dict[str, int]:
@@ -133,12 +138,15 @@ def held(one: Held) -> Sentence:
 def groups_of_maps(one: Strategies) -> Sentence:
     """What was found of groups of maps, or why nothing could be."""
     if one.reason:
-        return "Not tested: ", Name(one.reason), ". There are ", one.maps, " maps."
+        verb = inflect(one.maps, "There is ", "There are ")
+        return "Not tested: ", Name(one.reason), f". {verb}", one.maps, f" {inflect(one.maps, 'map')}."
     found: Sentence = (
         ("No grouping is claimed among ",) if one.claimed < 2 else (one.claimed, " groups are claimed among ")
     )
-    left = (": ", one.left_out, " more have no positive values, and are left out") if one.left_out else ()
-    return *found, one.maps, " maps of ", one.patients, " patients", *left, "."
+    more = inflect(one.left_out, "more has no positive values, and is", "more have no positive values, and are")
+    left = (": ", one.left_out, f" {more} left out") if one.left_out else ()
+    maps, patients = inflect(one.maps, "map"), inflect(one.patients, "patient")
+    return *found, one.maps, f" {maps} of ", one.patients, f" {patients}", *left, "."
 
 
 def scores(summary: Summary) -> str:

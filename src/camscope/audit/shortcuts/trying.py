@@ -13,7 +13,16 @@ from camscope.audit.answers.asking import logits_of, odds_of
 from camscope.audit.answers.performance import auroc
 from camscope.audit.numbers import number
 from camscope.audit.schema import Blanked, Intervention, Number
-from camscope.audit.shortcuts.interventions import Effect, exchanged, inserted, insertion, kept, removal, removed
+from camscope.audit.shortcuts.interventions import (
+    Effect,
+    exchanged,
+    inserted,
+    insertion,
+    kept,
+    removal,
+    removed,
+    untested,
+)
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN, Scene, Scenes
 from camscope.audit.shortcuts.trials import Trial
 from camscope.audit.subject import Finding, Subject
@@ -81,7 +90,12 @@ class Trying:
 
         Where that one has no such region, as a marker, the same pixels of it.
         """
-        pairs = list(self._pairs(name))
+        try:
+            pairs = list(self._pairs(name))
+        except UndefinedError as error:
+            lacking = untested(f"insert {name}", None, str(error), self.spread)
+            effect = self._effect(lambda: lacking)
+            return Intervention(region=name, finding=self.finding.name, kind="insert", fill=None, effect=effect)
         receivers, donors, others = ([three[k] for three in pairs] for k in range(3))
         masks = [donor.regions[name] for _, donor, _ in pairs]
         own = [other.regions.get(name, donor.regions[name]) for _, donor, other in pairs]
@@ -105,15 +119,12 @@ class Trying:
     def _pairs(self, name: str) -> Iterator[tuple[Scene, Scene, Scene]]:
         """A receiver without the finding, a donor with the region, an image without the finding; of three patients.
 
-        Where some images lack the region, neither the receiver nor the third one has it.
+        Where some images lack the region, neither the receiver nor the third one has it. UndefinedError where there are none.
         """
         known = [one for one in self.seen.each if self.truth[one.row] is not None]
         carried = np.array([name in one.regions for one in known], np.bool_)
         truth = np.array([bool(self.truth[one.row]) for one in known], np.bool_)
-        try:
-            found = exchanged(truth, carried, self._groups(known), self.subject.config.seed)
-        except UndefinedError:
-            return
+        found = exchanged(truth, carried, self._groups(known), self.subject.config.seed)
         for three in zip(*(one.tolist() for one in found), strict=True):
             receiver, donor, other = (known[one] for one in three)
             yield receiver, donor, other

@@ -13,6 +13,7 @@ from camscope.audit.subject import Subject
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import arrow
 from camscope.explainers.inputs import takes_scans
+from camscope.wording import inflect
 
 NAMED = 20  # ids that a finding names
 
@@ -83,16 +84,16 @@ def _numbered(manifest: Manifest) -> Manifest:
 def _flow(subject: Subject) -> list[Step]:
     data, whole = subject.config.data, subject.whole.table
     paths = whole["path"].to_pylist()
-    made = [Step(name="rows of the manifest", rows=len(paths))]
+    made = [Step(name=f"{inflect(len(paths), 'row')} of the manifest", rows=len(paths))]
     if data.split is not None:
         paths = [
             path for path, value in zip(paths, whole[data.split].to_pylist(), strict=True) if str(value) == data.use
         ]
-        made.append(Step(name="rows of the audited split", rows=len(paths)))
+        made.append(Step(name=f"{inflect(len(paths), 'row')} of the audited split", rows=len(paths)))
     if lost := sum(not path for path in paths):
-        made.append(Step(name="rows without a path", rows=lost, reason="left out", lost=True))
+        made.append(Step(name=f"{inflect(lost, 'row')} without a path", rows=lost, reason="left out", lost=True))
     reason = "drawn by the seed" if len(subject.rows) < len(paths) - lost else ""
-    return [*made, Step(name="rows audited", rows=len(subject.rows), reason=reason)]
+    return [*made, Step(name=f"{inflect(len(subject.rows), 'row')} audited", rows=len(subject.rows), reason=reason)]
 
 
 def _levels(subject: Subject) -> list[Count]:

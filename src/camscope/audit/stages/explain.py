@@ -7,6 +7,7 @@ from camscope.audit.subject import Subject
 from camscope.batch import Outcome, Run, run_batch
 from camscope.errors import OUT_OF_MEMORY, RunError
 from camscope.files import path_in
+from camscope.wording import plural
 
 CHUNK = 64  # images that are lost where an audit is stopped
 
@@ -32,7 +33,8 @@ def explain(subject: Subject) -> Explain:
     if short := [reason for reason in outcome.transient if reason.startswith(OUT_OF_MEMORY)]:
         count = sum(outcome.transient[reason] for reason in short)
         raise RunError(
-            f"{count} images have no map: {short[0]}; free some memory or lower batch_size, and start again: the audit goes on"
+            f"{plural(count, 'image has', 'images have')} no map: {short[0]}; free some memory or lower "
+            "batch_size, and start again: the audit goes on"
         )
     if outcome.failures == outcome.total:
         raise RunError(f"no image has a map: {outcome.reasons.most_common(1)[0][0]}")

@@ -26,6 +26,7 @@ from camscope.errors import (
     is_out_of_memory,
     memory_reason,
 )
+from camscope.wording import inflect, plural
 
 
 def predict(subject: Subject) -> Predict:
@@ -45,15 +46,15 @@ def predict(subject: Subject) -> Predict:
 
 def _flow(subject: Subject, made: Answered) -> Iterator[Step]:
     """How many images have an answer, how many of them a label, and what became of the others."""
-    yield Step(name="images with an answer", rows=len(made.rows))
+    yield Step(name=f"{inflect(len(made.rows), 'image')} with an answer", rows=len(made.rows))
     for why, count in sorted(Counter(made.errors.values()).items()):
-        yield Step(name="images without an answer", rows=count, reason=why, lost=True)
+        yield Step(name=f"{inflect(count, 'image')} without an answer", rows=count, reason=why, lost=True)
     for finding in subject.findings:
         truths = subject.truths(finding)
         known = sum(truths[row] is not None for row in made.rows)
         if known < len(made.rows):
             why = "the others count in no question that needs to know the truth"
-            yield Step(name=f"of them labelled for {finding.name}", rows=known, reason=why)
+            yield Step(name=f"of them labeled for {finding.name}", rows=known, reason=why)
 
 
 def _answered(subject: Subject) -> Answered:
@@ -114,7 +115,8 @@ def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
     groups, config = [subject.patients[row] for row in rows], subject.config
     if not 0 < truth.sum() < len(truth):
         raise InputError(
-            f"of {len(truth)} labelled images {int(truth.sum())} have the finding {finding.name!r}: some with it and some "
+            f"of {plural(len(truth), 'labeled image')}, {int(truth.sum())} with the finding {finding.name!r}: "
+            "some with it and some "
             f"without are needed; is the label column right?"
         )
     found, judged = measures(truth, answer, groups, **subject.how)

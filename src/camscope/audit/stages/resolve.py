@@ -14,6 +14,7 @@ from camscope.errors import InputError
 from camscope.explainers import Explainer
 from camscope.explainers.facts import discreet, in_words
 from camscope.models import nameless
+from camscope.wording import plural
 
 TRIED = 32  # images, to find one that can be explained
 
@@ -47,7 +48,7 @@ def _tried(subject: Subject) -> list[dict[str, Any]]:
         if not failed:
             return rows
         reasons.append(failed[0])
-    raise InputError(f"none of the first {len(reasons)} images has a map: {reasons[0]}")
+    raise InputError(f"no map could be made of the first {plural(len(reasons), 'image')}: {reasons[0]}")
 
 
 def _tool(tool: Explainer, row: Mapping[str, Any]) -> Tool:

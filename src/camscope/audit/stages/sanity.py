@@ -35,7 +35,7 @@ def sanity(subject: Subject) -> Sanity:
             subject.told(done := done + 1, len(tools) * len(subject.findings))
             made.append(_tested(subject, tool, x, patients, finding, control))
     if not made:
-        return Sanity(tested=False, reason="fewer than five images with a finding share a size")
+        return Sanity(tested=False, reason=f"fewer than {LEAST} images with a finding share a size")
     return Sanity(images=len(images), tests=tuple(made))
 
 

@@ -7,7 +7,12 @@ from camscope.audit.shortcuts.interventions import too_few_for_absence
 from camscope.audit.verdicts.judged import ABOVE, WIDE, Told, beyond, made
 
 EQUAL = (
-    "supported where the interval of every level lies within the margin, not supported where one lies wholly beyond it"
+    "supported where the interval of every level lies within the margin, not supported where one lies wholly beyond it; the "
+    "intervals of all levels are corrected so that they hold together"
+)
+EQUAL_EFFECTS = (
+    f"{EQUAL}; supported only where either side of every level has so many patients that a reliance of the declared share of "
+    "them would have been met (rule of three)"
 )
 
 
@@ -58,8 +63,9 @@ def equal(
         found = ("not testable", few) if few else ("supported", "")
     else:
         found = "not testable", "; ".join(dict.fromkeys(_why_open(own)))
+    rule = EQUAL_EFFECTS if prevalence else EQUAL
     return made(
-        question, claim, finding, found, worst.difference, section, EQUAL, good=True, margin=worst.margin, subject=column
+        question, claim, finding, found, worst.difference, section, rule, good=True, margin=worst.margin, subject=column
     )  # fmt: skip
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from camscope.audit.enough import FOR_ONE_WAY, RARE
 from camscope.audit.schema import Leak, Number, Strategies, Summary, Verdict
 from camscope.audit.verdicts.judged import NOTHING, Told, lacks, made
+from camscope.wording import plural
 
 READ = (
     "supported where the interval lies wholly above a half, and the AUROC above that of labels dealt to patients at random, in "
-    "every deal; not supported where it is not, and the interval lies wholly below the margin"
+    "every deal; not supported where it is not supported, and the interval lies wholly below the margin"
 )
 WAYS = (
     "supported where some number of clusters is more stable and more separate than one way of looking would give by itself; not "
@@ -63,7 +64,8 @@ def _fall(one: Strategies) -> Told:
     if one.patients < FOR_ONE_WAY:
         return (
             "not testable",
-            f"none was found, but among {one.patients} patients two ways would often not have been: {FOR_ONE_WAY} are needed",
+            f"none was found, but among {plural(one.patients, 'patient')} two ways would often not have been: "
+            f"{FOR_ONE_WAY} are needed",
         )
     return "not supported", f"a way that fewer than {100 * RARE:.0f} % of the maps show would often not have been found"
 

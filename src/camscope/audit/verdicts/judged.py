@@ -12,7 +12,7 @@ Told = tuple[Word, str]  # and why it cannot be told
 
 NOTHING = Number(reason="there is nothing to test it with")
 ABOVE = "supported where the interval lies wholly above the margin, not supported where it lies wholly below"
-EVERY_FILL = f"{ABOVE}, under every fill"
+ENOUGH = f"not testable with fewer than {FOR_A_WORD} patients"  # of every rule
 FLAT = "every image has the same value, which is the margin"
 WIDE = "the interval holds the margin: more images are needed to tell"
 
@@ -75,7 +75,7 @@ def made(
         speaks = "for" if (word == "supported") is good else "against"
     return Verdict(
         question=question, claim=claim, finding=finding, subject=subject, word=word, speaks=speaks, effect=effect,
-        margin=margin, rule=rule, reason=reason, section=section,
+        margin=margin, rule=f"{rule}; {ENOUGH}", reason=reason, section=section,
     )  # fmt: skip
 
 

@@ -5,16 +5,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from camscope.audit.schema import Line, Measured, Number, Randomised, Similarity, Summary, Verdict, Word
 from camscope.audit.verdicts.answering import equal, together
 from camscope.audit.verdicts.judged import ABOVE, NOTHING, Told, beyond, lacks, made, out_of_reach, under_all
+from camscope.metrics.verdicts import UNCHANGED
 
 OVER = (
-    "supported where the interval lies wholly above the margin, and wholly above the best map that knows nothing of the model; "
-    "not supported where it lies wholly below the margin, or nowhere above that map; not testable where the finding is so large "
-    "that no map could reach the margin"
+    "supported where the interval lies wholly above the margin, and that of the paired difference from the best control map, "
+    "which does not depend on the model, wholly above zero; not supported where the first lies wholly below the margin, or the "
+    "second nowhere above zero; not testable where the finding is so large that no map could reach the margin"
 )
 RANKING = ("deletion", "insertion", "road", "lerf-morf-gap")  # what changes as a map's order says, best first or last
 FAITHFUL = (
-    f"of {', '.join(RANKING)}: supported where all of them are better than of every map that knows nothing, under every fill; "
-    "not supported where none is under any, and one at least is worse under every fill"
+    f"of those of {', '.join(RANKING)} that were measured: supported where the interval of the paired difference from the "
+    "best control map, which does not depend on the model, lies wholly on the better side of zero for all of them, under every "
+    "fill; not supported where it does so for none, under no fill, and lies wholly on the worse side for one at least, under "
+    "every fill"
 )
 STEADY = {
     "stability": "under small shifts, turns and noise",
@@ -22,8 +25,10 @@ STEADY = {
 }
 SIDES: Mapping[Word, str] = {"supported": "for", "not supported": "against", "not testable": "neither for nor against"}
 SANE = (
-    "supported where maps of the untrained model are, on average, no more like the trained model's than maps of different images "
-    "are; not testable unless an edge detector fails the same test on the same images"
+    "supported where, by every measure of similarity, maps of the untrained model are on average no more like the trained "
+    "model's than maps of different images are to one another, at the upper end of their 95 % interval, and less alike than "
+    f"{UNCHANGED}; not supported where by one of them they are more alike; not testable unless an edge detector fails the same "
+    "test on the same images"
 )
 
 

@@ -5,23 +5,33 @@ from collections.abc import Iterator
 from camscope.audit.numbers import rounded
 from camscope.audit.schema import Mass, Number, Summary, Verdict
 from camscope.audit.shortcuts.interventions import deciding, evidence, reliance
-from camscope.audit.shortcuts.interventions.judging import PREVALENCE
+from camscope.audit.shortcuts.interventions.changes import ENOUGH
+from camscope.audit.shortcuts.interventions.judging import FILLS, PREVALENCE
 from camscope.audit.shortcuts.scenes import FINDING, ORGAN
 from camscope.audit.verdicts.answering import equal, together
-from camscope.audit.verdicts.judged import ABOVE, EVERY_FILL, NOTHING, WIDE, Told, beyond, made, out_of_reach, under_all
+from camscope.audit.verdicts.judged import ABOVE, NOTHING, WIDE, Told, beyond, made, out_of_reach, under_all
 
 RELIES = (
-    "supported where inserting the region from an image with the finding, less the same from one without, or removing a marker "
-    "under every fill, moves the log odds by more than the margin, in their standard deviations; not supported where neither "
-    "does, in so many patients that a reliance of the declared share of them would have been met (rule of three); what is filled "
-    "where every image has something is no image of the kind the model knows, and decides nothing"
+    "supported where the interval of an insertion (the region from an image that has it, with the finding where "
+    f"{ENOUGH} or more have both, less the same pixels of one without) lies wholly beyond the margin, up or down, in standard "
+    "deviations of the log odds, or where those of the removal of a marker all do to one side, under "
+    f"{FILLS} fills at least; not supported where every interval that counts lies within the margin, in so many patients that a "
+    "reliance of the declared share of them would have been met with 95 % certainty (rule of three); the removal of what every "
+    "image has decides nothing, for the model knows no image without it"
 )
-SPEAKS = f"{RELIES}; the finding's own pixels have to move them up: where they move them down, it is not supported"
-TURNED = "the better of AUROC and 1 - AUROC, for an inverted answer is an answer, too: "
-INVERTED = "inverted: images without the finding are answered higher, and what is shown is 1 - AUROC"
+SPEAKS = (
+    f"{RELIES}; the finding's own pixels have to move them up: where they move them down, it is not supported, and where "
+    "insertion and removal move them to different sides, not testable"
+)
+ANSWERS = (
+    "of AUROC and 1 - AUROC, for an inverted answer is an answer, too: supported where the interval of the larger one lies "
+    "wholly above the margin, not supported where those of both lie wholly below it, under every fill"
+)
+INVERTED = "inverted: the AUROC is below a half, and what is shown is 1 - AUROC"
 LIES = (
-    f"{ABOVE}, and above the maps of other patients; not testable where the region is finer than the cells of the map, or so "
-    "large that no map could reach the margin; it says where to look: whether the answer relies on the region, interventions say"
+    f"{ABOVE}; not testable where it does not lie wholly above the mean of maps of other patients, too, where the region is "
+    "finer than the cells of the map, or so large that no map could reach the margin; it says where to look: whether the answer "
+    "relies on the region, interventions say"
 )
 PLACES = ("background", "border", "corners", "ink", "padding", "pen", "rim", "shell")  # that need no other word
 
@@ -95,7 +105,7 @@ def blanked(summary: Summary) -> Iterator[Verdict]:
             most = max((one.auroc for one in own), key=_off_chance)
             reason = "; ".join(filter(None, (why, INVERTED if _is_inverted(most) else "")))
             yield made(
-                "blanked organ", claim, finding, (word, reason), _turned(most), "shortcut", f"{TURNED}{EVERY_FILL}", good=False,
+                "blanked organ", claim, finding, (word, reason), _turned(most), "shortcut", ANSWERS, good=False,
                 margin=margin, subject=ORGAN,
             )  # fmt: skip
 

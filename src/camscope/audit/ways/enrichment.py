@@ -12,6 +12,7 @@ from camscope.audit.answers.levels import levels_of
 from camscope.errors import InputError, MissingExtraError, UndefinedError
 from camscope.metrics.base import Mask
 from camscope.metrics.statistics import Estimate, estimated, holm, numbered
+from camscope.wording import plural
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def enriched(
     parts = {int(one): known[rows] == one for one in np.unique(known[rows])}
     inside = {level: own[rows] for level, own in levels.items() if own[rows].any()}
     if len(parts) < 2 or len(inside) < 2:
-        raise UndefinedError(f"{len(parts)} clusters and {len(inside)} levels: there is nothing to compare")
+        raise UndefinedError(
+            f"{plural(len(parts), 'cluster')} and {plural(len(inside), 'level')}: there is nothing to compare"
+        )
     made = [_enrichment(cluster, level, part, own)
             for cluster, part in _asked(parts).items() for level, own in _asked(inside).items()]  # fmt: skip
     corrected = holm([one.p for one in made])
@@ -81,7 +84,9 @@ def averaged(
 def _labels(labels: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
     known = np.asarray(labels)
     if known.shape != (rows,) or not np.issubdtype(known.dtype, np.integer):
-        raise InputError(f"labels {known.dtype} {known.shape} of {rows} rows: expected (N,) numbers of clusters")
+        raise InputError(
+            f"labels {known.dtype} {known.shape} of {plural(rows, 'row')}: expected (N,) numbers of clusters"
+        )
     return known.astype(np.int64)
 
 

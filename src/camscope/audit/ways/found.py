@@ -16,6 +16,7 @@ from camscope.audit.ways.strategies import Partition, strategies
 from camscope.audit.ways.strategies import Strategies as Found
 from camscope.errors import UndefinedError
 from camscope.geometry import Placement
+from camscope.wording import plural
 
 CHANCE = 0.05
 
@@ -28,7 +29,7 @@ def ways(subject: Subject, tool: Any, finding: Finding, seen: Scenes, answered: 
     rows = sorted(heats)
     try:
         if len(shapes) != 1:
-            raise UndefinedError(f"the maps have {len(shapes)} sizes")
+            raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}")
         found = strategies(
             np.stack([heats[row] for row in rows]), [subject.numbers[row] for row in rows], seed=subject.config.seed
         )

@@ -14,6 +14,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.scope import expect_count
 from camscope.metrics.base import Floats
 from camscope.metrics.statistics import numbered
+from camscope.wording import plural
 
 GAP = 7 / 8  # an eigenvalue eight times the one before; along a line it is four times
 SHOWN = 32  # eigenvalues
@@ -220,7 +221,7 @@ def _claimed(partitions: tuple[Partition, ...]) -> tuple[int, str]:
     if found:
         one = max(found, key=lambda each: each.gap)
         words = f"adjusted Rand index {one.stability:.2f}, of one cluster cut so {max(one.reference):.2f} at most"
-        return one.k, f"{one.k} clusters are separate (gap {one.gap:.2f}) and stable ({words})"
+        return one.k, f"separate (gap {one.gap:.2f}) and stable ({words}): {plural(one.k, 'cluster')}"
     stable, separate = ([str(one.k) for one in partitions if getattr(one, name)] for name in ("stable", "separate"))
     return 1, f"no number of clusters is both stable ({_listed(stable)}) and separate ({_listed(separate)})"
 
@@ -233,7 +234,8 @@ def _possible(ks: list[int], patients: int, neighbours: int, rows: int) -> tuple
     made = tuple(k for k in ks if k * neighbours <= patients)
     if not made:
         raise UndefinedError(
-            f"{patients} patients have maps with heat, of {rows} maps: {ks[0]} clusters of {neighbours} need {ks[0] * neighbours}"
+            f"{plural(patients, 'patient has', 'patients have')} maps with heat, of {plural(rows, 'map')}: "
+            f"{plural(ks[0], 'cluster')} of {neighbours} would need {ks[0] * neighbours}"
         )
     return made
 

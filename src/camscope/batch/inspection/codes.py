@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from camscope.wording import plural
+
 Severity = Literal["error", "warning", "note"]
 Rows = NDArray[np.int64]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -124,4 +126,4 @@ class Finding:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"<{self.severity}: {self.code}, {self.count} rows: {self.message}>"
+        return f"<{self.severity}: {self.code}, {plural(self.count, 'row')}: {self.message}>"

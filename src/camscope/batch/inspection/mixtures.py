@@ -7,6 +7,7 @@ import numpy as np
 
 from camscope.batch.inspection.columns import Inspected
 from camscope.batch.manifest import arrow
+from camscope.wording import plural
 
 PLAIN = ("format", "codec", "modality", "photometric", "stored", "unit")
 MOST = 50  # values that are listed
@@ -47,7 +48,7 @@ def _joined(seen: Inspected, name: str, number: str, between: str, end: str) -> 
 
 def _most(values: Mapping[str, int]) -> dict[str, int]:
     named = list(values.items())
-    rest = {f"{len(named) - MOST} others": sum(count for _, count in named[MOST:])} if len(named) > MOST else {}
+    rest = {plural(len(named) - MOST, "other"): sum(count for _, count in named[MOST:])} if len(named) > MOST else {}
     return dict(named[:MOST]) | rest
 
 

@@ -19,6 +19,7 @@ from camscope.batch.spreadsheet import Cells
 from camscope.errors import OutputError
 from camscope.files import write_bytes, writing
 from camscope.version import __version__
+from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +134,7 @@ class Inspection:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {each}s" for each, count in self.counts.items())
-        return f"<Inspection of {len(self):,} images, {self.readable:,} readable: {counts}>"
+        return f"<Inspection of {plural(len(self), 'image', spec=',')}, {self.readable:,} readable: {counts}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the findings, and what the set is made of."""

@@ -24,6 +24,7 @@ from camscope.explainers.runs import Runs
 from camscope.explainers.scope import checked_finite
 from camscope.images.silence import ignoring
 from camscope.targets import Score, full_precision
+from camscope.wording import plural
 
 
 class Against(NamedTuple):
@@ -73,7 +74,8 @@ class Lifted(AdapterExplainer, PixelExplainer):
             runs = Runs(self, x, score)
         if score.one_by_one:
             raise ModelError(
-                f"{self.title} runs the input and its baseline in one batch, and in this model the samples of a batch see one "
+                f"{self.title} runs the input and its baseline in one batch, and in this model the "
+                "samples of a batch see one "
                 f"another, as in a batch norm without running statistics; pass integratedgradients"
             )
         starts = self.starts(x)
@@ -105,7 +107,7 @@ class Lifted(AdapterExplainer, PixelExplainer):
             words = gap_in_words(self.parts(), mean.total, "the score less the baselines' mean is", change)
             gaps = [one.total - float(one.change) for one in each]
             worst = max(range(len(each)), key=lambda which: abs(gaps[which]))
-            words += f"; the worst of {len(each)} baselines has {gaps[worst]:+.2g} of {float(each[worst].change):.4g}"
+            words += f"; the worst of {plural(len(each), 'baseline')} has {gaps[worst]:+.2g} of {float(each[worst].change):.4g}"
         return f"completeness: {words}{mean.unruled}"
 
     def _against(self, runs: Runs, seen: Seen, sample: int, start: Tensor) -> Against:

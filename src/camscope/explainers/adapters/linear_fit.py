@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from camscope.wording import plural
+
 
 @dataclass
 class Fitted:
@@ -54,4 +56,4 @@ def explained(samples: int, cells: int, left: Tensor, y: Tensor, shares: Tensor,
     variance, missed = float(shares @ y.square()), float(shares @ left.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
     few = "" if determined else "; they do not determine the cells: raise samples, or lower cells"
-    return f"a linear model of {cells} cells explains {share} over {samples} versions{few}"
+    return f"a linear model of {plural(cells, 'cell')} explains {share} over {plural(samples, 'version')}{few}"

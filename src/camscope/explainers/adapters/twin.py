@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from camscope.errors import ModelError
 from camscope.hooks.base import Hooks, here_only
 from camscope.structure import leaves
+from camscope.wording import plural
 
 ATTEMPTS = 100  # at a copy, while other threads change what is copied
 
@@ -67,7 +68,8 @@ class Turns(nn.Module):
         """What the part whose turn it is returns."""
         if self.turn >= len(self.parts):
             raise ModelError(
-                f"{type(self.parts[0]).__name__} ran {len(self.parts)} times in the first pass, and more often in another"
+                f"{type(self.parts[0]).__name__} ran {plural(len(self.parts), 'time')} in the first pass, and "
+                "more often in another"
             )
         self.turn += 1
         return self.parts[self.turn - 1](*args, **kwargs)

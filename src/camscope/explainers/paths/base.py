@@ -14,6 +14,7 @@ from camscope.explainers.maps import Maps
 from camscope.explainers.pixels import PixelExplainer
 from camscope.explainers.runs import ManyRuns, Runs
 from camscope.targets import Score, full_precision
+from camscope.wording import plural
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class PathExplainer(PixelExplainer, ManyRuns):
     def completeness(self, total: float, change: float, gradients: int) -> str:
         """How far a map is from adding up to the score's change, in words."""
         words = gap_in_words(self.parts(), total, "the score changes by", change)
-        return f"completeness: {words}, after {gradients} gradients"
+        return f"completeness: {words}, after {plural(gradients, 'gradient')}"
 
     def over_pixels(self, runs: Runs, values: Tensor) -> Tensor:
         """(N,C,*S), which the paths gave -> (N,*S)."""

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from camscope.explainers.paths.base import Along, between, difference
 from camscope.explainers.runs import Runs
+from camscope.wording import plural
 
 MOST = 2**14  # steps
 
@@ -25,7 +26,11 @@ def straight(runs: Runs, sample: int, start: Tensor, change: Tensor, steps: int,
     while 3 * steps <= MOST and wanting():
         steps *= 3
         total += gradients_at(runs, sample, start, middles(steps, new=True))
-    said = (f"not within tolerance={tolerance:g} after {steps} steps, the most that are taken",) if wanting() else ()
+    said = (
+        (f"not within tolerance={tolerance:g} after {plural(steps, 'step')}, the most that are taken",)
+        if wanting()
+        else ()
+    )
     return Along(way * (total / steps).to(way.dtype), steps, said)
 
 

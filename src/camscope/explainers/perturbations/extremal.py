@@ -13,6 +13,7 @@ from camscope.explainers.baselines import Baseline
 from camscope.explainers.masks import enlarged
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
 from camscope.explainers.scope import expect_count, expect_positive
+from camscope.wording import plural
 
 RADIUS = 3  # cells: σ of the kernel, by which a mask can change from one place to the next
 TEMPERATURE = 1 / 20  # of the smooth maximum
@@ -68,7 +69,7 @@ class ExtremalPerturbation(PerturbationExplainer):
                 advance(1)
         masks = self.masks(veiled, coarse)
         covered = ", ".join(f"{float(one):.1%}" for one in masks.flatten(1).mean(1))
-        return Found(masks.double().mean(0), notes=(f"masks of areas {covered} after {self.steps} steps",))
+        return Found(masks.double().mean(0), notes=(f"masks of areas {covered} after {plural(self.steps, 'step')}",))
 
     def slope(self, veiled: Veiled, coarse: Tensor, weight: float) -> Tensor:
         """(A,*s): the gradient of what is maximised, a mask an area."""

@@ -12,6 +12,7 @@ from camscope.explainers.baselines import Baseline
 from camscope.explainers.masks import enlarged
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
 from camscope.explainers.scope import expect_count, expect_number, expect_positive
+from camscope.wording import plural
 
 DISCS, ENOUGH = 10, 0.99  # the last disc is the whole input, which has to be enough
 BEND = 3  # β, the power of the mask's differences
@@ -54,7 +55,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
                 gradient, left = self.slope(veiled, coarse)
                 coarse = (coarse + adam.move(gradient)).clamp(0, 1)
                 advance(1)
-        note = f"deleted {1 - float(coarse.mean()):.1%} in {self.steps} steps; {left:.3g} was left before the last"
+        note = f"deleted {1 - float(coarse.mean()):.1%} in {plural(self.steps, 'step')}; {left:.3g} was left before the last"
         return Found((1 - enlarged(coarse, veiled.runs.x)[0]).double(), notes=(note,))
 
     def first(self, veiled: Veiled) -> Tensor:

@@ -12,6 +12,7 @@ from camscope.explainers.base import register
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled, extents
 from camscope.explainers.perturbations.windows import scores_under
 from camscope.explainers.scope import expect_count
+from camscope.wording import plural
 
 SHARE = 7  # the usual window is so large a part of an axis: 32 of 224
 
@@ -43,7 +44,7 @@ class Occlusion(PerturbationExplainer):
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
         scores, spared = scores_under(veiled, corners.to(veiled.x.device), size)
         lost = (veiled.value - scores.mean(0)).view([len(cover) for cover in covers])
-        words = f"{len(corners)} windows of {' x '.join(map(str, size))} pixels"
+        words = f"{plural(len(corners), 'window')} of {' x '.join(map(str, size))} pixels"
         more = (
             [f"{spared:.0%} of the multiplications are of what no window reaches, and were left out"] if spared else []
         )
@@ -57,7 +58,7 @@ class Occlusion(PerturbationExplainer):
         except ValueError as error:
             raise InputError(
                 f"window={self.window!r}, stride={self.stride!r}: expected one number, or one for each of the input's "
-                f"{len(size)} axes"
+                f"{plural(len(size), 'axis')}"
             ) from error
         return [_cover(*axis) for axis in zip(size, windows, strides, strict=True)]
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.perturbations.base import Found, Masks, PerturbationExplainer, Veiled, doubt, settling
 from camscope.explainers.scope import expect_count, expect_positive
+from camscope.wording import plural
 
 CHECKED = 64  # masks between two looks at the standard error, whatever the size of a pass
 AT_ONCE = 2**22  # numbers of the masks that are added to the mean at once, in float64
@@ -98,4 +99,4 @@ class SampledExplainer(PerturbationExplainer):
 
         veiled.runs.in_turns(veiled.sample, self.samples, work)
         words = settling(running.doubt, self.until, running.count < self.samples, self.samples)
-        return Found(running.mean, running.error, (f"{running.count} masks; {words}",))
+        return Found(running.mean, running.error, (f"{plural(running.count, 'mask')}; {words}",))

@@ -9,6 +9,7 @@ from camscope.explainers.base import register
 from camscope.explainers.perturbations.base import Found, PerturbationExplainer, Veiled
 from camscope.explainers.scope import expect_positive
 from camscope.explainers.segments import COMPACTNESS, Segments, expect_segments, labels_of
+from camscope.wording import plural
 
 
 @register
@@ -34,7 +35,7 @@ class SegmentAblation(PerturbationExplainer):
         numbers, labels = self.labels(veiled.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
         lost = veiled.value - veiled.all_scores(len(numbers), lambda part: labels != every[part]).mean(0)
-        return Found(lost[labels], notes=(f"{len(numbers)} segments",))
+        return Found(lost[labels], notes=(plural(len(numbers), "segment"),))
 
     def labels(self, x: Tensor) -> Tensor:
         """(C,*S) -> (*S): the number of each pixel's segment."""

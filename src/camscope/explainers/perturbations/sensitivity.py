@@ -14,6 +14,7 @@ from camscope.explainers.base import register
 from camscope.explainers.perturbations.base import Found, Masks, PerturbationExplainer, Veiled, doubt, extents, settling
 from camscope.explainers.scope import expect_count, expect_positive
 from camscope.explainers.segments import parts_of_grid
+from camscope.wording import plural
 
 ROWS = 512  # of L at a time
 GROUPS = 10  # of masks, each left out once for the standard error
@@ -115,7 +116,9 @@ class Sobol(GridSensitivity):
         """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
         most = SobolEngine.MAXDIM
         if dimensions > most:
-            raise InputError(f"cells={self.cells}: a Sobol sequence has {most} dimensions, {dimensions} are needed")
+            raise InputError(
+                f"cells={self.cells}: a Sobol sequence has {plural(most, 'dimension')}, {dimensions} are needed"
+            )
         engine = SobolEngine(dimensions, scramble=True, seed=self.seed % 2**63)
         # PyTorch works out the first point in the default type, which may be too coarse for it
         engine._first_point = (engine.quasi.double() / 2**engine.MAXBIT).view(1, -1)

@@ -16,6 +16,7 @@ from camscope.explainers.maps import Maps, merged
 from camscope.explainers.wrappers.base import Wrapper
 from camscope.hooks.base import unwrap
 from camscope.targets import Score
+from camscope.wording import plural
 
 
 class Augmented(Wrapper):
@@ -109,7 +110,7 @@ def _mean(rounds: Sequence[Sequence[Maps]]) -> Maps:
     for total, size in zip(sums[1:], sizes[1:], strict=True):
         heat = heat + total * torch.where(size > 0, sizes[0] / size, 0)
     made = [one for views in rounds for one in views]
-    return merged(made, heat / len(made), f"the mean of {len(made)} views")
+    return merged(made, heat / len(made), f"the mean of {plural(len(made), 'view')}")
 
 
 def _size(heat: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from camscope.measure.choosing.standing import (
 from camscope.measure.maps import side_of
 from camscope.metrics.forgetting import untrained
 from camscope.metrics.similarity import spearman
+from camscope.wording import plural
 
 BLIND = (
     0.7  # of Spearman's correlation with the untrained model's map: above it a map shows the image, not what was learnt
@@ -69,9 +70,11 @@ class Choice:
         if not self.best:
             names, cheap = ", ".join(one.title for one in self.alike), self.cheapest
             if self.witnesses < FEWEST:
-                found = f"{self.witnesses} images, or groups of them, tell nobody from anybody: {FEWEST} are needed ({names})"
+                few = plural(self.witnesses, "image or group", "images or groups")
+                found = f"{few} cannot tell candidates apart: {FEWEST} are needed ({names})"
             else:
-                found = f"no clear winner after {self.images} images: {len(self.alike)} candidates are alike ({names})"
+                alike = plural(len(self.alike), "candidate is", "candidates are")
+                found = f"no clear winner after {plural(self.images, 'image')}: {alike} alike ({names})"
             return f"{found}; the cheapest of them is {cheap.title}, {cheap.price:.3f} s an image"
         said = []
         for one in self.best:
@@ -135,7 +138,8 @@ def _in_turn(samples: Sequence[Sample], seed: int) -> list[Sample]:
     drawn = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     if any(one.group is None for one in drawn) and not all(one.group is None for one in drawn):
         raise InputError(
-            f"{sum(one.group is None for one in drawn)} images have no group: name one of each, or of none"
+            f"{plural(sum(one.group is None for one in drawn), 'image has', 'images have')} no group: name one "
+            "of each, or of none"
         )
     places = {group: n for n, group in enumerate(dict.fromkeys(one.group for one in drawn))}
     return sorted(drawn, key=lambda one: places[one.group])

@@ -21,6 +21,7 @@ import numpy as np
 from camscope.errors import MissingExtraError
 from camscope.measure.choosing.standing import Floats, Reference, Standing, quality
 from camscope.metrics.statistics import least_p
+from camscope.wording import plural
 
 LEVEL = 0.05
 SURE, UNLIKELY = (
@@ -53,7 +54,7 @@ def without_losers(racing: Sequence[Standing], known: Reference, images: int) ->
         return
     for one in lost:
         gap = _gaps(leader, one, known).mean()
-        one.out = f"behind {leader.title} by {gap:.2f} of quality after {one.images} images"
+        one.out = f"behind {leader.title} by {gap:.2f} of quality after {plural(one.images, 'image')}"
 
 
 def decided(racing: Sequence[Standing], known: Reference, images: int) -> bool:

@@ -18,6 +18,7 @@ from camscope.measure.choosing.standing import Mask, Sample
 from camscope.measure.evidence import UNFIT, Evidence
 from camscope.targets import Question
 from camscope.targets.classes import index_of
+from camscope.wording import plural
 
 
 def samples_of(
@@ -115,4 +116,4 @@ def on_input(mask: Mask, place: Placement) -> Mask:
 
 def told_of(left_out: Mapping[str, int]) -> Sequence[str]:
     """`3 images left out: …`"""
-    return [f"{count} image{'s' if count > 1 else ''} left out: {reason}" for reason, count in left_out.items()]
+    return [f"{plural(count, 'image')} left out: {reason}" for reason, count in left_out.items()]

@@ -12,6 +12,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.metrics.clusters import MIN_EFFECTIVE, effective_groups
 from camscope.metrics.multiway import multiway
 from camscope.metrics.statistics import MIN_GROUPS, REPLICATES, Estimate, estimated, numbered
+from camscope.wording import plural
 
 Groups = Sequence[Hashable] | None
 
@@ -132,8 +133,8 @@ def untested(name: str, fill: str | None, reason: str, spread: float = 0.0) -> E
 
 
 def _few(counts: Mapping[str, int]) -> str:
-    lacking = [f"{count} {name}" for name, count in counts.items() if count < FOR_A_WORD]
-    return f"ten patients of each kind are needed, and there are {' and '.join(lacking)}" if lacking else ""
+    lacking = [plural(count, name.removesuffix("s")) for name, count in counts.items() if count < FOR_A_WORD]
+    return f"{FOR_A_WORD} patients of each kind are needed, and there are {' and '.join(lacking)}" if lacking else ""
 
 
 def _dominance(roles: Mapping[str, Groups]) -> str:

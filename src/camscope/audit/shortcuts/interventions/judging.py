@@ -7,6 +7,7 @@ from typing import Final, Literal, Protocol, TypeVar
 from camscope.audit.enough import FOR_A_WORD
 from camscope.errors import InputError
 from camscope.metrics.statistics import smallest_prevalence
+from camscope.wording import plural
 
 Word = Literal["supported", "not supported", "not testable"]
 
@@ -105,8 +106,13 @@ def too_few_for_absence(patients: int, prevalence: float) -> str:
     """Why so many patients cannot show that nothing occurs in a share `prevalence` of them; "" where they can."""
     if smallest_prevalence(patients) <= prevalence:
         return ""
-    needed = ceil(log(0.05) / log1p(-prevalence))
-    return f"{_unseen(smallest_prevalence(patients))}: {needed} patients are needed for {100 * prevalence:g} %"
+    are_needed = plural(patients_for(prevalence), "patient is", "patients are")
+    return f"{_unseen(smallest_prevalence(patients))}: {are_needed} needed for {100 * prevalence:g} %"
+
+
+def patients_for(prevalence: float) -> int:
+    """How many patients it takes to meet, with 95 % certainty, what a share `prevalence` of them has: 59 for 0.05."""
+    return ceil(log(0.05) / log1p(-prevalence))
 
 
 def _unseen(share: float) -> str:
@@ -219,9 +225,11 @@ def _why_nothing(insert: Sequence[Shown], remove: Sequence[Shown]) -> str:
     pasted, taken = ([one.effect for one in some if one.effect.value is not None] for some in (insert, remove))
     if pasted:
         best = max(pasted, key=lambda one: one.groups)
-        return best.reason or f"fewer than ten patients are given the region, have it, or lack it: {best.groups}"
+        return (
+            best.reason or f"fewer than {FOR_A_WORD} patients are given the region, have it, or lack it: {best.groups}"
+        )
     if taken:
-        return f"there are fewer than ten patients with the region: {max(one.groups for one in taken)}"
+        return f"there are fewer than {FOR_A_WORD} patients with the region: {max(one.groups for one in taken)}"
     reasons = dict.fromkeys(one.effect.reason for one in (*insert, *remove) if one.effect.reason)
     return "; ".join(reasons) or "there is no insertion or removal that counts"
 
@@ -231,5 +239,5 @@ def _why_undecided(removals: Sequence[Shown], margin: float) -> str:
     if len(sides) > 1:
         return "the fills disagree"
     if sides - {0} and len({effect.fill for effect in removals}) < FILLS:
-        return "removal was seen under one fill, whose own doing it may be; two are needed"
+        return f"removal was seen under one fill, whose own doing it may be; {FILLS} are needed"
     return "an interval reaches over the margin: more images would tell"
