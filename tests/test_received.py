@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import string
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -604,6 +605,21 @@ def test_no_cell_is_a_formula_wherever_the_line_is_split():
         assert cells.text(plain) == plain
     assert cells.text([[-1.0, 0.5], [-3e-05, 2]]) == "[[-1.0, 0.5], [-3e-05, 2]]"
     assert cells.text("x;-2") == "x;'-2"  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
+
+
+def test_nothing_unseen_hides_a_formula():
+    cells = Cells()
+    letters = map(chr, range(0x110000))
+    unseen = [one for one in letters if unicodedata.category(one) in ("Cc", "Cf", "Zs", "Zl", "Zp") or one.isspace()]
+    assert len(unseen) > 200
+    unseen += ["\ufe0f", "\U000e0100", "\u034f", "\u3164", "\u2800", "\u200b\xa0\ufeff"]
+    for letter in unseen:
+        for before in ("", "x;", "x,", "x|", "x\t", "x\n"):
+            for sign in "=+-@\uff1d\uff0b\uff0d\uff20\u2212\ufe66":
+                text = f"{before}{letter}{sign}1+1"
+                assert f"'{sign}1+1" in cells.text(text), (before, letter, sign)
+    for plain in ("a\u200b=1", "caf\u00e9 - x", "x\u00a0y", "\u200bx=1"):
+        assert cells.text(plain) == plain
 
 
 def test_no_table_of_a_command_has_a_formula_behind_a_semicolon(images, tmp_path):
