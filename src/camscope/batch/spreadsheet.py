@@ -27,9 +27,9 @@ UNSEEN = (
     r"\U00013430-\U00013438\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 # what a formula begins with, in every width that Unicode has of it
-SIGNS = r"=+\-@＝＋－＠﹦﹢﹣﹫−"  # noqa: RUF001 - they are meant
+SIGNS = r"=+\-@＝＋－＠﹦﹢﹣﹫−"
 # the beginning of a text, or a break; what is not seen, white space and quotation marks; then a formula
-FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"“”„‟{UNSEEN}]*)(?=[{SIGNS}])")  # noqa: RUF001
+FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"“”„‟{UNSEEN}]*)(?=[{SIGNS}])")
 
 
 def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:
