@@ -40,8 +40,8 @@ class Query:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"limit={self.limit}; expected 1 row or more")
+        if self.limit is not None and not 1 <= self.limit < 2**63:
+            raise InputError(f"limit={self.limit}; expected 1 row or more, and less than 2**63")
         for name, given in (("where", self.where), ("sort", self.sort)):
             if given is not None and not given.strip():
                 raise InputError(f"{name} is empty; expected SQL, as label = 'nodule', or nothing at all")

@@ -18,7 +18,7 @@ from camscope.batch.manifest import arrow
 from camscope.batch.query import Query, by_image, open_parts, read_rows
 from camscope.batch.rows import FAILED, table_of
 from camscope.batch.store import Store
-from camscope.batch.threads import in_order
+from camscope.batch.threads import expect_threads, in_order
 from camscope.errors import UndefinedError
 from camscope.explainers.agreement import SAME
 from camscope.explanation import Explanation
@@ -70,6 +70,7 @@ def agree(
 
     `group`: by row, what an interval draws whole; default: the image.
     """
+    expect_threads(threads)
     store, parts = Store(output), Store(run.folder)
     facts = {"made_with": {"run": run.facts["made_with"], "agreement": "spearman"}, "versions": run.facts["versions"]}
     with store.begun(facts, overwrite=overwrite):

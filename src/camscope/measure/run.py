@@ -12,7 +12,7 @@ from camscope.batch import Run
 from camscope.batch.query import Pieces, Query, images_of, open_parts, read_rows
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
-from camscope.batch.threads import in_order
+from camscope.batch.threads import expect_threads, in_order
 from camscope.errors import InputError
 from camscope.explainers import Explainer
 from camscope.explainers.keywords import with_our_names
@@ -86,6 +86,7 @@ def measure(
         asking = [one for one in asked if one.needs in ASKING]
         again = Again.of(made, model, preprocess)
         trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
+    expect_threads(threads)
     store = Store(output)
     with store.begun(_facts(plain, asked, trials, masks), overwrite=overwrite):
         _write(plain, trials, store, threads or os.cpu_count() or 1, told)
