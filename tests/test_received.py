@@ -1,6 +1,7 @@
 """Files that someone else made: a run, a table or a folder names what it likes, and nothing happens outside its place."""
 
 import ast
+import contextlib
 import csv
 import io
 import json
@@ -645,3 +646,89 @@ def test_a_store_is_read_by_the_regular_files_that_it_has(tmp_path):
     (tmp_path / "run" / "parts").mkdir(parents=True)
     (tmp_path / "run" / "parts" / "part-00000000.parquet").mkdir()
     assert store.finished() == set()
+
+
+# --- parts whose columns are not those of a run
+
+
+def changed_parts(run, folder, change):
+    """A copy of a run whose tables someone changed."""
+    made = received(run, folder)
+    for part in (made / "parts").iterdir():
+        table = parquet.read_table(part, partitioning=None)
+        parquet.write_table(change(table).replace_schema_metadata(table.schema.metadata), part)
+    return made
+
+
+def columns_of(kind):
+    """What someone may put in the place of a column: three rows."""
+    return {
+        "text": pa.array(["7"] * 3),
+        "numbers": pa.array([7] * 3),
+        "fractions": pa.array([0.5] * 3),
+        "a struct": pa.array([{"a": 1}] * 3),
+        "a list of texts": pa.array([["a"]] * 3),
+        "a list of structs": pa.array([[{"a": 1}]] * 3),
+        "times": pa.array([0] * 3, pa.timestamp("ns")),
+        "bytes": pa.array([b"\xff"] * 3),
+        "nothing": pa.nulls(3),
+    }[kind]
+
+
+TYPES = (
+    "text",
+    "numbers",
+    "fractions",
+    "a struct",
+    "a list of texts",
+    "a list of structs",
+    "times",
+    "bytes",
+    "nothing",
+)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, "no column", "two columns"])
+def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
+    names = Run(run).dataset.schema.names
+    kinds = {name: str(Run(run).dataset.schema.field(name).type) for name in names}
+    for n, name in enumerate(names):
+
+        def change(table, name=name):
+            at = table.schema.get_field_index(name)
+            if kind == "no column":
+                return table.drop_columns([name])
+            if kind == "two columns":
+                return table.append_column(name, table[name])
+            return table.set_column(at, name, columns_of(kind))
+
+        made = changed_parts(run, tmp_path / f"run{n}", change)
+        if kind == "no column" and name in ("failure", "world", "steps", "overlay"):
+            assert len(Run(made)) == 3
+            continue
+        if kind in TYPES and str(columns_of(kind).type) == kinds[name].replace("element", "item"):
+            continue
+        with pytest.raises(InputError, match=f"^a part of the run cannot be read|^the parts .*{name}"):
+            Run(made).table()
+        with pytest.raises(CamscopeError):
+            Run(made).export(tmp_path / f"out{n}", ["csv", "npz"])
+
+
+@pytest.mark.parametrize("name", ["row", "id", "status", "method"])
+def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, images, tmp_path):
+    def change(table):
+        column = pa.array([*table[name].to_pylist()[:2], None], table.schema.field(name).type)
+        return table.set_column(table.schema.get_field_index(name), name, column)
+
+    made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
+    with pytest.raises(InputError, match=f"1 rows have no {name}"):
+        Run(made).table()
+    for command in ("show", "export", "measure", "compare"):
+        output = tmp_path / ("page.html" if command == "show" else command)
+        told = runner.invoke(app, [command, str(made), "-o", str(output)])
+        assert told.exit_code in (1, 2), command
+        assert f"1 rows have no {name}" in told.stderr, (command, told.stderr)
+    for again in (False, True):
+        with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
+            explainer = GradCAM(load_model("phantom"))
+            run_batch(explainer, images, made, ["nodule"], overlays="png", overlay_height=16, retry_failed=again)

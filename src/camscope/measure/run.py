@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from camscope.batch import Run
-from camscope.batch.query import Pieces, Query, images_of, open_parts, read_rows
+from camscope.batch.query import Pieces, Query, images_of, open_maps, open_parts, read_rows
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
 from camscope.batch.threads import expect_threads, in_order
@@ -148,7 +148,7 @@ def _write(
     todo, there, done = sorted(parts.finished()), store.finished(), 0
     total = sum(_images(plain.run, chunk) for chunk in todo)
     for chunk in todo:
-        rows = open_parts([str(parts.path_of(chunk))])
+        rows = open_maps([str(parts.path_of(chunk))])
         each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
         source = parts.digest_of(chunk)  # images that failed may have been tried again since
         valid = {n for n, _, _ in each if n in there and store.source_of(n) in (None, source)}
