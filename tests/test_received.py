@@ -24,7 +24,7 @@ import camscope
 from camscope import GradCAM, load_model
 from camscope.cli import app
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
-from camscope.files import expect_regular_files, open_regular, path_in
+from camscope.files import expect_regular_files, open_regular, path_in, write_bytes
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
@@ -732,3 +732,56 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
         with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
             explainer = GradCAM(load_model("phantom"))
             run_batch(explainer, images, made, ["nodule"], overlays="png", overlay_height=16, retry_failed=again)
+
+
+# --- what is named as a file and is none
+
+
+@pytest.fixture
+def pipes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("p.pt", "p.safetensors", "p.py", "p.csv", "p.parquet", "p.json", "p.toml", "p", "p.png"):
+        os.mkfifo(name)
+    Path("model").mkdir()
+    os.mkfifo("model/model.safetensors")
+    return tmp_path
+
+
+NAMED = [
+    ("explain", "{}/0.png", "--weights", "p.pt"),
+    ("explain", "{}/0.png", "--weights", "p.safetensors"),
+    ("explain", "{}/0.png", "--choice", "p.json"),
+    ("explain", "{}/0.png", "--mask", "p.png"),
+    ("layers", "p.py:build"),
+    ("layers", "hf:model"),
+    ("batch", "p.csv"),
+    ("batch", "p.parquet"),
+    ("inspect-images", "p.csv"),
+    ("measure", "{}", "--masks", "p.json"),
+    ("audit", "run", "p.toml"),
+    ("audit", "init", "p.csv", "--model", "phantom"),
+]
+
+
+@pytest.mark.parametrize("words", NAMED, ids=" ".join)
+def test_a_pipe_is_named_as_what_it_is_and_is_not_waited_for(words, images, pipes, in_time):
+    told = CliRunner().invoke(app, [word.format(images) for word in words])
+    assert told.exit_code in (1, 2)
+    assert "not a regular file" in " ".join(told.stderr.split())
+    assert told.stderr.count("error: ") == 1
+
+
+def test_a_model_that_is_a_file_is_not_looked_for_elsewhere(pipes, in_time):
+    told = CliRunner().invoke(app, ["layers", "hf:p"])
+    assert (told.exit_code, told.stderr.count("hf:p: it is no folder")) == (2, 1)
+
+
+def test_an_output_replaces_files_and_nothing_else(images, pipes, in_time):
+    Path("null.png").symlink_to("/dev/null")
+    for name in ("p.png", "null.png", "model"):
+        with pytest.raises(OutputError, match="which is not replaced"):
+            write_bytes(name, b"x")
+        assert not Path(name).is_file()
+    for name in ("p.png", "null.png"):
+        told = CliRunner().invoke(app, ["explain", str(images / "0.png"), "-o", name, "--overwrite"])
+        assert (told.exit_code, told.stderr.count("which is not replaced")) == (1, 1)
