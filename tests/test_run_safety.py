@@ -203,9 +203,7 @@ def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
         store = Store(folder / place)
         with store.begun(FACTS):
             store.write(0, rows_of(0))
-    with pytest.raises(
-        OutputError, match=r"wrote it: robustness/7/maps/run\.json, robustness/7/maps/parts/part"
-    ):
+    with pytest.raises(OutputError, match=r"wrote it: robustness/7/maps/run\.json, robustness/7/maps/parts/part"):
         remove_outputs(folder)
     Store(folder / "robustness" / "7" / "maps").remove()
     remove_outputs(folder)
