@@ -1,6 +1,7 @@
 """Files that someone else made: a run, a table or a folder names what it likes, and nothing happens outside its place."""
 
 import ast
+import contextlib
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import shutil
 import signal
 import socket
 import string
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ import camscope
 from camscope import GradCAM, load_model
 from camscope.cli import app
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
-from camscope.files import expect_regular_files, open_regular, path_in
+from camscope.files import expect_regular_files, open_regular, path_in, write_bytes
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
@@ -606,6 +608,21 @@ def test_no_cell_is_a_formula_wherever_the_line_is_split():
     assert cells.text("x;-2") == "x;'-2"  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
 
 
+def test_nothing_unseen_hides_a_formula():
+    cells = Cells()
+    letters = map(chr, range(0x110000))
+    unseen = [one for one in letters if unicodedata.category(one) in ("Cc", "Cf", "Zs", "Zl", "Zp") or one.isspace()]
+    assert len(unseen) > 200
+    unseen += ["\ufe0f", "\U000e0100", "\u034f", "\u3164", "\u2800", "\u200b\xa0\ufeff"]
+    for letter in unseen:
+        for before in ("", "x;", "x,", "x|", "x\t", "x\n"):
+            for sign in "=+-@\uff1d\uff0b\uff0d\uff20\u2212\ufe66":
+                text = f"{before}{letter}{sign}1+1"
+                assert f"'{sign}1+1" in cells.text(text), (before, letter, sign)
+    for plain in ("a\u200b=1", "caf\u00e9 - x", "x\u00a0y", "\u200bx=1"):
+        assert cells.text(plain) == plain
+
+
 def test_no_table_of_a_command_has_a_formula_behind_a_semicolon(images, tmp_path):
     evil = 'x;=HYPERLINK(""http://127.0.0.1/"")'
     (images / "list.csv").write_text(f'path,note,"no;=te"\n0.png,"{evil}",1\n1.png,-1,"\t@x"\n')
@@ -629,3 +646,142 @@ def test_a_store_is_read_by_the_regular_files_that_it_has(tmp_path):
     (tmp_path / "run" / "parts").mkdir(parents=True)
     (tmp_path / "run" / "parts" / "part-00000000.parquet").mkdir()
     assert store.finished() == set()
+
+
+# --- parts whose columns are not those of a run
+
+
+def changed_parts(run, folder, change):
+    """A copy of a run whose tables someone changed."""
+    made = received(run, folder)
+    for part in (made / "parts").iterdir():
+        table = parquet.read_table(part, partitioning=None)
+        parquet.write_table(change(table).replace_schema_metadata(table.schema.metadata), part)
+    return made
+
+
+def columns_of(kind):
+    """What someone may put in the place of a column: three rows."""
+    return {
+        "text": pa.array(["7"] * 3),
+        "numbers": pa.array([7] * 3),
+        "fractions": pa.array([0.5] * 3),
+        "a struct": pa.array([{"a": 1}] * 3),
+        "a list of texts": pa.array([["a"]] * 3),
+        "a list of structs": pa.array([[{"a": 1}]] * 3),
+        "times": pa.array([0] * 3, pa.timestamp("ns")),
+        "bytes": pa.array([b"\xff"] * 3),
+        "nothing": pa.nulls(3),
+    }[kind]
+
+
+TYPES = (
+    "text",
+    "numbers",
+    "fractions",
+    "a struct",
+    "a list of texts",
+    "a list of structs",
+    "times",
+    "bytes",
+    "nothing",
+)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, "no column", "two columns"])
+def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
+    names = Run(run).dataset.schema.names
+    kinds = {name: str(Run(run).dataset.schema.field(name).type) for name in names}
+    for n, name in enumerate(names):
+
+        def change(table, name=name):
+            at = table.schema.get_field_index(name)
+            if kind == "no column":
+                return table.drop_columns([name])
+            if kind == "two columns":
+                return table.append_column(name, table[name])
+            return table.set_column(at, name, columns_of(kind))
+
+        made = changed_parts(run, tmp_path / f"run{n}", change)
+        if kind == "no column" and name in ("failure", "world", "steps", "overlay"):
+            assert len(Run(made)) == 3
+            continue
+        if kind in TYPES and str(columns_of(kind).type) == kinds[name].replace("element", "item"):
+            continue
+        with pytest.raises(InputError, match=f"^a part of the run cannot be read|^the parts .*{name}"):
+            Run(made).table()
+        with pytest.raises(CamscopeError):
+            Run(made).export(tmp_path / f"out{n}", ["csv", "npz"])
+
+
+@pytest.mark.parametrize("name", ["row", "id", "status", "method"])
+def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, images, tmp_path):
+    def change(table):
+        column = pa.array([*table[name].to_pylist()[:2], None], table.schema.field(name).type)
+        return table.set_column(table.schema.get_field_index(name), name, column)
+
+    made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
+    with pytest.raises(InputError, match=f"1 rows have no {name}"):
+        Run(made).table()
+    for command in ("show", "export", "measure", "compare"):
+        output = tmp_path / ("page.html" if command == "show" else command)
+        told = runner.invoke(app, [command, str(made), "-o", str(output)])
+        assert told.exit_code in (1, 2), command
+        assert f"1 rows have no {name}" in told.stderr, (command, told.stderr)
+    for again in (False, True):
+        with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
+            explainer = GradCAM(load_model("phantom"))
+            run_batch(explainer, images, made, ["nodule"], overlays="png", overlay_height=16, retry_failed=again)
+
+
+# --- what is named as a file and is none
+
+
+@pytest.fixture
+def pipes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("p.pt", "p.safetensors", "p.py", "p.csv", "p.parquet", "p.json", "p.toml", "p", "p.png"):
+        os.mkfifo(name)
+    Path("model").mkdir()
+    os.mkfifo("model/model.safetensors")
+    return tmp_path
+
+
+NAMED = [
+    ("explain", "{}/0.png", "--weights", "p.pt"),
+    ("explain", "{}/0.png", "--weights", "p.safetensors"),
+    ("explain", "{}/0.png", "--choice", "p.json"),
+    ("explain", "{}/0.png", "--mask", "p.png"),
+    ("layers", "p.py:build"),
+    ("layers", "hf:model"),
+    ("batch", "p.csv"),
+    ("batch", "p.parquet"),
+    ("inspect-images", "p.csv"),
+    ("measure", "{}", "--masks", "p.json"),
+    ("audit", "run", "p.toml"),
+    ("audit", "init", "p.csv", "--model", "phantom"),
+]
+
+
+@pytest.mark.parametrize("words", NAMED, ids=" ".join)
+def test_a_pipe_is_named_as_what_it_is_and_is_not_waited_for(words, images, pipes, in_time):
+    told = CliRunner().invoke(app, [word.format(images) for word in words])
+    assert told.exit_code in (1, 2)
+    assert "not a regular file" in " ".join(told.stderr.split())
+    assert told.stderr.count("error: ") == 1
+
+
+def test_a_model_that_is_a_file_is_not_looked_for_elsewhere(pipes, in_time):
+    told = CliRunner().invoke(app, ["layers", "hf:p"])
+    assert (told.exit_code, told.stderr.count("hf:p: it is no folder")) == (2, 1)
+
+
+def test_an_output_replaces_files_and_nothing_else(images, pipes, in_time):
+    Path("null.png").symlink_to("/dev/null")
+    for name in ("p.png", "null.png", "model"):
+        with pytest.raises(OutputError, match="which is not replaced"):
+            write_bytes(name, b"x")
+        assert not Path(name).is_file()
+    for name in ("p.png", "null.png"):
+        told = CliRunner().invoke(app, ["explain", str(images / "0.png"), "-o", name, "--overwrite"])
+        assert (told.exit_code, told.stderr.count("which is not replaced")) == (1, 1)

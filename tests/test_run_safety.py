@@ -108,21 +108,106 @@ def own_audit(folder: Path) -> Path:
         store = Store(folder / name)
         with store.begun(FACTS):
             store.write(0, rows_of(0))
-    for name in ("maps/precious.txt", "stages/notes.md", "robustness/r.txt", "thesis.tex"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("mine")
+    (folder / "thesis.tex").write_text("mine")
     return folder
 
 
-def test_of_an_audit_only_what_an_audit_wrote_is_removed(tmp_path):
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def logged_audit(folder: Path) -> Path:
+    """What an audit leaves behind that wrote down what it wrote."""
+    from camscope.audit.ownership import LAST, note_begun, note_written
+
+    own_audit(folder)
+    for stage in ("check", "explain", "faithfulness", "localise", LAST):
+        note_begun(folder, stage, [0])
+        note_written(folder, stage)
+    return folder
+
+
+@pytest.mark.parametrize("audit", [own_audit, logged_audit])
+def test_of_an_audit_only_what_an_audit_wrote_is_removed(audit, tmp_path):
     pytest.importorskip("pydantic")
     from camscope.audit.ownership import expect_own, remove_outputs
 
-    folder = own_audit(tmp_path / "audit")
+    folder = audit(tmp_path / "audit")
+    (folder / "maps" / f".{'0' * 16}.part").write_bytes(b"half")
     expect_own(folder)
     remove_outputs(folder)
-    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    assert left == ["audit.json", "log.jsonl", "maps/precious.txt", "robustness/r.txt", "stages/notes.md", "thesis.tex"]
+    assert sorted(files_below(folder)) == ["audit.json", "log.jsonl", "thesis.tex"]
+    assert not (folder / "maps").exists()
+
+
+FOREIGN = ["maps/precious.txt", "stages/notes.md", "robustness/r.txt", "faithfulness/0/maps/parts/x.parquet"]
+
+
+@pytest.mark.parametrize("audit", [own_audit, logged_audit])
+def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.ownership import remove_outputs
+
+    folder = audit(tmp_path / "audit")
+    for name in FOREIGN:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "localise" / "1").symlink_to(tmp_path)
+    before = files_below(folder)
+    with pytest.raises(OutputError, match="nothing was replaced or removed") as error:
+        remove_outputs(folder)
+    for name in (*FOREIGN, "localise/1 (a link)"):
+        assert name in str(error.value)
+    assert files_below(folder) == before
+
+
+@pytest.mark.parametrize(
+    "place", ["robustness/7", "robustness/7/maps", "faithfulness/1/values", "faithfulness/0", "maps/x"]
+)
+def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.ownership import remove_outputs
+
+    folder = logged_audit(tmp_path / "audit")
+    store = Store(folder / place)
+    with store.begun(FACTS):
+        store.write(0, rows_of(0))
+    before = files_below(folder)
+    with pytest.raises(OutputError, match=rf"not of an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
+        remove_outputs(folder)
+    assert files_below(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["stages/check.json", "maps/run.json", "faithfulness/0/maps/parts/part-00000000.parquet"]
+)
+def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.ownership import remove_outputs
+
+    folder = logged_audit(tmp_path / "audit")
+    (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+    before = files_below(folder)
+    with pytest.raises(OutputError, match=rf"changed since the audit wrote it: {name}; nothing"):
+        remove_outputs(folder)
+    assert files_below(folder) == before
+
+
+def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.ownership import note_begun, remove_outputs
+
+    folder = logged_audit(tmp_path / "audit")
+    note_begun(folder, "robustness", [0, 2])
+    for place in ("robustness/0/maps", "robustness/7/maps"):
+        store = Store(folder / place)
+        with store.begun(FACTS):
+            store.write(0, rows_of(0))
+    with pytest.raises(OutputError, match=r"wrote it: robustness/7/maps/run\.json, robustness/7/maps/parts/part"):
+        remove_outputs(folder)
+    Store(folder / "robustness" / "7" / "maps").remove()
+    remove_outputs(folder)
+    assert sorted(files_below(folder)) == ["audit.json", "log.jsonl", "thesis.tex"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +219,7 @@ def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp
 
     folder = own_audit(tmp_path / "audit")
     (folder / name).write_text('{"mine": 1}')
-    with pytest.raises(OutputError, match="it is not of an audit"):
+    with pytest.raises(OutputError, match="not of an audit"):
         remove_outputs(folder)
     assert (folder / name).read_text() == '{"mine": 1}'
     assert Store(folder / "faithfulness" / "0" / "maps").finished() == {0}, "nothing was removed before the error"

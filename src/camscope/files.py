@@ -59,6 +59,7 @@ def writing(
     path = Path(path)
     if not overwrite and os.path.lexists(path):
         raise _exists(path)
+    expect_replaceable(path)
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -82,6 +83,17 @@ def writing(
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
+
+
+def expect_replaceable(path: Path) -> None:
+    """OutputError for a folder, a pipe, a socket, a device, or a link to one: none of them is replaced by a file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there, or a link that leads nowhere
+        return
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file, but a pipe, a socket or a device"
+        raise OutputError(f"{path} is {what}, which is not replaced; choose another name")
 
 
 class _SiblingFile(io.FileIO):
@@ -278,6 +290,14 @@ def expect_inside(path: Path, folder: str | os.PathLike[str]) -> None:
     """OutputError where a path leads out of a folder through a link."""
     if not path.resolve().is_relative_to(Path(folder).resolve()):
         raise OutputError(f"{path} leads out of {folder} through a link; remove the link or choose another folder")
+
+
+def no_file(path: str | os.PathLike[str]) -> str:
+    """Why a path is no regular file, for an error."""
+    path = Path(path)
+    if path.is_dir():
+        return "it is a folder"
+    return "it is not a regular file, but a pipe, a socket or a device" if path.exists() else "there is no such file"
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from camscope.audit import provenance, writing
 from camscope.audit.config import Config
-from camscope.audit.ownership import PLAN
+from camscope.audit.ownership import LAST, PLAN, note_written
 from camscope.audit.report.words import subject_of
 from camscope.audit.running import (
     Foreseeing,
@@ -66,6 +66,7 @@ def run(
         writing.write_failures(subject)
         write_bytes(subject.folder / writing.SUMMARY, as_json(summary.model_dump(mode="json")))
         report(subject, summary, provenance.facts(subject))
+        note_written(subject.folder, LAST)
         provenance.write(subject)
     return AuditRun(subject.folder)
 

@@ -14,7 +14,17 @@ from camscope.audit import provenance
 from camscope.audit.askable import expect_askable
 from camscope.audit.digesting import of_images, others
 from camscope.audit.estimating import estimated
-from camscope.audit.ownership import PLAN, STAGES, expect_own, is_plan, remove_outputs
+from camscope.audit.ownership import (
+    LAST,
+    PLAN,
+    STAGES,
+    expect_own,
+    is_plan,
+    note_begun,
+    note_finished,
+    note_written,
+    remove_outputs,
+)
 from camscope.audit.schema import Check, Explain, Measured, Part, Predict, Resolve, Sanity, Shortcut, Stage, Summary
 from camscope.audit.stages.check import check
 from camscope.audit.stages.explain import explain
@@ -88,8 +98,10 @@ def begin(subject: Subject, told: Telling, *, overwrite: bool) -> None:
     images = of_images(subject, lambda done, total: told(IMAGES, done, total))
     if known is not None:
         expect_images(subject, known.get(IMAGES))
+        note_finished(subject.folder)
         return
     remove_outputs(subject.folder)
+    note_begun(subject.folder, LAST)
     write_bytes(plan, as_json({**facts, IMAGES: images}))
 
 
@@ -124,10 +136,12 @@ def _done(subject: Subject, name: str, job: Job, told: Telling) -> Stage:
         part: Part = job.kind(tested=False, reason="it was skipped, by the config")
     else:
         told(name, 0, 1)
+        note_begun(subject.folder, name, [one.index for one in subject.findings] if name != "check" else [])
         subject.told = lambda done, total: told(name, done, total)
         part = job.work(subject)
     written = as_json(part.model_dump(mode="json"))
     write_bytes(path_in(subject.folder, STAGES, f"{name}.json"), written)
+    note_written(subject.folder, name)
     provenance.note(subject.folder, {"stage": name, "seconds": round(time.monotonic() - begun, 3)})
     return job.kind.model_validate_json(written)  # as a second start reads it, in the order of the file
 

@@ -16,6 +16,7 @@ from camscope.batch.manifest import TABLES, arrow
 from camscope.batch.sources import LIBRARIES
 from camscope.cards import card_of
 from camscope.errors import InputError
+from camscope.files import no_file
 from camscope.models import load_model
 from camscope.wording import plural
 
@@ -200,7 +201,7 @@ MARGINS = {
 def _read(manifest: str, root: str | None) -> Manifest:
     """InputError where it is not there, by the name that was given: elsewhere it may name somebody."""
     if Path(manifest).suffix.lower() in TABLES and not Path(manifest).is_file():
-        raise InputError(f"{manifest}: there is no such manifest")
+        raise InputError(f"{manifest}: there is no such manifest: {no_file(manifest)}")
     return manifest_of(manifest, root, strict=False)
 
 

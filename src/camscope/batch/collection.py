@@ -13,7 +13,7 @@ import numpy as np
 from camscope.batch.locations import Locations
 from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow
 from camscope.batch.private import Places, privately
-from camscope.batch.query import Pieces, Query, as_dicts, open_parts, read_rows, reading_parts
+from camscope.batch.query import Pieces, Query, as_dicts, open_maps, read_rows, reading_parts
 from camscope.batch.reading import sha256_of
 from camscope.batch.rows import FAILED
 from camscope.batch.sources import LIBRARIES, manifest_of
@@ -58,7 +58,7 @@ class Collection:
         parts = [str(Store(self.folder).path_of(chunk)) for chunk in sorted(Store(self.folder).finished())]
         if not parts:
             raise InputError(f"{self.folder}: no part of the run is finished")
-        return open_parts(parts)
+        return open_maps(parts)
 
     def __len__(self) -> int:
         rows = self.dataset

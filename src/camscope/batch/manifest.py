@@ -17,6 +17,7 @@ import numpy.typing as npt
 from camscope.batch.locations import Locations
 from camscope.data_files import one_error, read_parquet
 from camscope.errors import InputError, MissingExtraError
+from camscope.files import no_file
 from camscope.images.listing import images_of, is_medical
 from camscope.images.private import scan_name
 from camscope.images.scans import is_scan
@@ -139,7 +140,8 @@ def manifest_of_files(
 def _read(path: Path) -> "pa.Table":
     arrow("csv")
     if not path.is_file():
-        raise InputError(f"there is no such manifest: a file of {path.suffix} is named, and is not there")
+        what = no_file(path) if path.exists() else f"a file of {path.suffix} is named, and is not there"
+        raise InputError(f"there is no such manifest: {what}")
     with one_error(f"the manifest: this is no {path.suffix[1:].upper()} table", quoting=False):
         return _table(path)
 

@@ -10,6 +10,7 @@ from threading import Condition
 from camscope.explanation import Pixels
 
 A_THREAD, LEAST = 2**28, 2**29  # bytes for work in progress: for each thread, and at least
+MOST = 700_000_000  # bytes, however many threads there are: with what waits and the libraries, a process stays below 1.5 GB
 WAITING = 2**27  # bytes of decoded images that wait to be drawn on; others are read again
 DECODING = 11  # bytes for each pixel of a file: Pillow's two copies, and ours
 DRAWING = 26  # bytes for each pixel of an overlay: values, their copies, colors, and the result
@@ -36,7 +37,7 @@ class MemoryBudget:
     """Bytes that threads share. What needs more than all of them gets them alone: it waits, and others wait for it."""
 
     def __init__(self, threads: int) -> None:
-        self._free = self._all = max(LEAST, A_THREAD * threads)
+        self._free = self._all = min(MOST, max(LEAST, A_THREAD * threads))
         self._waiting = WAITING
         self._changed = Condition()
 

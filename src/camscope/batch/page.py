@@ -15,6 +15,8 @@ from camscope.batch.threads import in_order
 from camscope.errors import InputError, MissingExtraError
 from camscope.wording import plural
 
+LARGEST = 2048  # rows of a picture
+
 
 @dataclass(frozen=True)
 class Found:
@@ -50,8 +52,8 @@ def sheet(
 
     InputError where the condition holds for no row.
     """
-    if size < 32:
-        raise InputError(f"size={size}; expected 32 rows or more for a picture")
+    if not 32 <= size <= LARGEST:
+        raise InputError(f"size={size}; expected 32 to {LARGEST:,} rows for a picture")
     rows, total = run.dataset, len(run)
     matching = query.matching(rows)
     if not matching:

@@ -48,6 +48,8 @@ class Pictures:
     def __post_init__(self) -> None:
         if f".{self.kind}" not in render.FORMATS:
             raise InputError(f"overlays={self.kind!r}; expected {', '.join(one[1:] for one in render.FORMATS)}")
+        if self.height is not None:
+            render.expect_height("overlay_height", self.height)
 
     @contextmanager
     def drawing(self, threads: int, memory: MemoryBudget) -> Iterator["Drawing"]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.manifest import arrow
+from camscope.batch.rows import KEYS, NOT_IN_ALL, column_types
 from camscope.data_files import FEW_VALUES, VALUES_PER_BYTE, check_parquet, one_error
 from camscope.errors import InputError, MissingExtraError
 from camscope.wording import plural
@@ -41,8 +42,8 @@ class Query:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"limit={self.limit}; expected 1 row or more")
+        if self.limit is not None and not 1 <= self.limit < 2**63:
+            raise InputError(f"limit={self.limit}; expected 1 row or more, and less than 2**63")
         for name, given in (("where", self.where), ("sort", self.sort)):
             if given is not None and not given.strip():
                 raise InputError(f"{name} is empty; expected SQL, as label = 'nodule', or nothing at all")
@@ -144,7 +145,7 @@ class Pieces:
                     if path not in self._sound:
                         check_parquet([path])
                         self._sound.add(path)
-                    table = self._pieces[number].to_table(schema=self._schema, columns=names)
+                    table = with_keys(self._pieces[number].to_table(schema=self._schema, columns=names))
                     chosen = table.take(own - self._starts[number])
                 yield chosen
 
@@ -152,19 +153,57 @@ class Pieces:
 def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.Dataset":
     """Files of rows as one dataset, of which nothing is read yet; an InputError where one is no Parquet file."""
     with reading_parts():
-        return arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
+        rows = arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
+        if schema is None:
+            _expect_types(rows.schema)
+        return rows
+
+
+def open_maps(parts: Sequence[str]) -> "ds.Dataset":
+    """The same of parts of a run of maps; an InputError where one of its columns is missing."""
+    rows = open_parts(parts)
+    if missing := [name for name in column_types() if name not in (*NOT_IN_ALL, *rows.schema.names)]:
+        raise InputError(
+            f"the parts of the run have no column {', '.join(missing)}: they are damaged, or another program's"
+        )
+    return rows
+
+
+def _expect_types(schema: "pa.Schema") -> None:
+    """InputError where a column of ours holds something else than ours do, or two have one name."""
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise InputError(f"several columns are named {', '.join(twice)}")
+    for name, kind in column_types().items():
+        if name in schema.names and not _is_alike(schema.field(name).type, kind):
+            raise InputError(f"its column {name} holds {schema.field(name).type}; expected {kind}")
+
+
+def _is_alike(kind: "pa.DataType", expected: "pa.DataType") -> bool:
+    """Whether columns are of one type, whatever the values of a list are called."""
+    if not arrow().types.is_list(expected):
+        return bool(kind == expected)
+    return bool(arrow().types.is_list(kind) and kind.value_type == expected.value_type)
+
+
+def with_keys(table: "pa.Table") -> "pa.Table":
+    """The same table; InputError where a row lacks what tells it from others."""
+    for name in KEYS:
+        if name in table.column_names and (count := table[name].null_count):
+            raise InputError(f"{count} rows have no {name}")
+    return table
 
 
 def read_rows(rows: "ds.Dataset", columns: Sequence[str] | None = None, matching: Any = None) -> "pa.Table":
     """All rows of a dataset, or those for which an expression of PyArrow holds, or some of their columns."""
     with reading_parts():
         check_parquet(rows.files)
-        return rows.to_table(columns=None if columns is None else list(columns), filter=matching)
+        return with_keys(rows.to_table(columns=None if columns is None else list(columns), filter=matching))
 
 
 def reading_parts(part: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
     """Whatever Arrow raises of a part of a run that is damaged, as one error."""
-    return one_error(f"{part} cannot be read, and is made anew once it is removed", quoting=False)
+    return one_error(f"{part} cannot be read, and is made anew once it is removed", quoting=False, own=True)
 
 
 def by_image(rows: "ds.Dataset", places: Places) -> Iterator[list[dict[str, Any]]]:

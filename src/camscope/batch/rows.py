@@ -13,6 +13,8 @@ from camscope.explanation import Explanation
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NOT_IN_ALL = ("failure", "world", "steps", "overlay")  # columns that only some runs have
+KEYS = ("row", "id", "status", "method")  # columns in which every row has a value
 FAILED = "failed"
 TRANSIENT, PERMANENT = "transient", "permanent"  # failures: another try may succeed, or the file itself is the reason
 
@@ -25,7 +27,15 @@ def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
     `failure`, of a failed row: "transient" or "permanent". `overlays`: with the path of each in the run's folder.
     """
     pa = arrow()
-    own = {
+    own = {name: kind for name, kind in column_types().items() if overlays or name != "overlay"}
+    carried = {name: manifest.table.schema.field(name).type for name in manifest.carried}
+    return pa.schema({**own, **carried})
+
+
+def column_types() -> dict[str, "pa.DataType"]:
+    """The columns of every part, beside those that come from a manifest."""
+    pa = arrow()
+    return {
         "row": pa.int64(),
         "id": pa.string(),
         "path": pa.string(),
@@ -49,10 +59,8 @@ def schema(manifest: Manifest, *, overlays: bool = False) -> "pa.Schema":
         "steps": pa.list_(pa.string()),
         "notes": pa.list_(pa.string()),
         "seconds": pa.float64(),
-        **({"overlay": pa.string()} if overlays else {}),
+        "overlay": pa.string(),
     }
-    carried = {name: manifest.table.schema.field(name).type for name in manifest.carried}
-    return pa.schema({**own, **carried})
 
 
 def of_image(row: Mapping[str, Any], carried: Sequence[str], sha256: str | None) -> dict[str, Any]:

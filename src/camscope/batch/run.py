@@ -18,6 +18,7 @@ from camscope.batch.private import Places, has_scans, privately
 from camscope.batch.rows import digest_of
 from camscope.batch.sources import manifest_of
 from camscope.batch.store import Store
+from camscope.batch.threads import expect_threads
 from camscope.batch.worker import OF_THE_RUN, Worker
 from camscope.cards import ModelCard, card_of, digest
 from camscope.errors import InputError, TargetError
@@ -25,6 +26,7 @@ from camscope.explainers import Explainer
 from camscope.explainers.facts import discreet, in_words, versions
 from camscope.explainers.inputs import takes_scans
 from camscope.explainers.keywords import with_our_names
+from camscope.explainers.scope import expect_count
 from camscope.hooks.base import unwrap
 from camscope.images.window import Window
 from camscope.models import nameless
@@ -96,6 +98,8 @@ def run_batch(
     if not each or not targets:
         raise InputError("no methods, or no targets: pass one at least of each, e.g. [GradCAM(model)], [None]")
     _expect_names(targets)
+    expect_count(None, batch_size=batch_size, chunk=chunk, workers=workers)
+    expect_threads(threads)
     manifest = _profiled(manifest_of(source, root), profile, keep, each[0].preprocess)
     worker, store = Worker(each, list(targets), manifest, batch_size, reduced), Store(output)
     worker = replace(worker, window=_words(window), allow_pixels=allow_pixels)

@@ -20,8 +20,16 @@ LEFT_OUT = ("grid", "heat", "input_size", "image_size", "placement")
 HOTTEST = "CASE WHEN list_max(heat) > 0 AND isfinite(list_max(heat)) THEN list_position(heat, list_max(heat)) - 1 END"
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 BREAKS = r";,|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029"  # where a spreadsheet may split a line, or end it
-# the beginning of a text, or a break; white space and quotation marks; then what a formula begins with
-FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"]*)(?=[=+\-@＝＋－＠])")
+# What nobody sees, and some spreadsheets take away: control and format characters, selectors and fillers of Unicode.
+UNSEEN = (
+    r"\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
+    r"\U00013430-\U00013438\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# what a formula begins with, in every width that Unicode has of it
+SIGNS = r"=+\-@＝＋－＠﹦﹢﹣﹫−"
+# the beginning of a text, or a break; what is not seen, white space and quotation marks; then a formula
+FORMULA = re.compile(rf"^(?=[\t\r\n])|((?:^|[{BREAKS}])[\s\"“”„‟{UNSEEN}]*)(?=[{SIGNS}])")
 
 
 def write_csv(run: Collection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import arrow
-from camscope.batch.query import open_parts, read_rows
+from camscope.batch.query import open_maps, open_parts, read_rows
 from camscope.batch.rows import FAILED
 from camscope.data_files import MAX_JSON, WORDS, one_error
 from camscope.errors import OutputError, RunError
@@ -228,12 +228,12 @@ class Store:
     def failed_rows(self, chunk: int) -> list[int]:
         """The numbers of a part's images of which at least one map is missing."""
         bad = arrow("compute").field("status") == FAILED
-        rows = read_rows(open_parts([str(self.path_of(chunk))]), ["row", "status"], bad)
+        rows = read_rows(open_maps([str(self.path_of(chunk))]), ["row", "status"], bad)
         return sorted(set(rows["row"].to_pylist()))
 
     def read(self, chunk: int) -> "pa.Table":
         """The rows of a part."""
-        return arrow("parquet").read_table(self.path_of(chunk), partitioning=None)
+        return read_rows(open_parts([str(self.path_of(chunk))]))
 
     def path_of(self, chunk: int) -> Path:
         """The file of a chunk's part."""
@@ -271,7 +271,7 @@ class Store:
 
     def digest_of(self, chunk: int) -> str:
         """16 hex digits that change where rows of a part are replaced because another try succeeded, or failed."""
-        rows = arrow("parquet").read_table(self.path_of(chunk), columns=["row", "status"], partitioning=None)
+        rows = read_rows(open_maps([str(self.path_of(chunk))]), ["row", "status"])
         return hashlib.sha256(json.dumps([rows[name].to_pylist() for name in ("row", "status")]).encode()).hexdigest()[
             :16
         ]

@@ -5,8 +5,17 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from camscope.errors import InputError
+
+MAX_THREADS = 1024
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+
+
+def expect_threads(threads: int | None) -> None:
+    """InputError unless it is a number of threads that a process can have, or None."""
+    if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MAX_THREADS):
+        raise InputError(f"threads={threads}; expected 1 to {MAX_THREADS:,}, or None")
 
 
 def in_order(

@@ -1,6 +1,7 @@
 """`camscope layers`: the layers of a model, and which of them have a grid to explain."""
 
 import re
+from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope layers phantom"
 DEPTH = 2  # levels of a layer's name that are listed without --all
+MAX_NUMBERS = 2**26  # of an input, in each channel
 USUAL = {1: 1024, 2: 224, 3: 64}
 
 
@@ -68,8 +70,11 @@ def _example(net: "nn.Module", size: str | None) -> "Tensor":
 def _size(text: str, rank: int) -> list[int]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, rank):
         raise typer.BadParameter(f"{text!r}; expected N or {'x'.join('DHW'[-rank:])}", param_hint="'--size'")
-    sides = [int(part) for part in text.split("x")]
-    return sides * rank if len(sides) == 1 else sides
+    sides = [int(part[:20]) for part in text.split("x")]
+    sides = sides * rank if len(sides) == 1 else sides
+    if prod(sides) > MAX_NUMBERS:
+        raise typer.BadParameter(f"{text[:60]}; expected {MAX_NUMBERS:,} numbers at most", param_hint="'--size'")
+    return sides
 
 
 def _known_shape(net: "nn.Module") -> tuple[int, ...] | None:

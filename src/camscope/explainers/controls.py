@@ -100,7 +100,7 @@ class EdgeDetector(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_number(smoothing=self.smoothing, low=0)
+        expect_number(smoothing=self.smoothing, low=0, high=1)
 
     def picture(self, x: Tensor) -> Tensor:
         """(N,*S)"""

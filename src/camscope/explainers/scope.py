@@ -23,6 +23,8 @@ from camscope.targets import Question, Score
 from camscope.wording import plural
 
 Mode = Literal["eval", "as_is"]
+MAX_COUNT = 1_000_000  # of samples, steps, cells, images in a pass
+MAX_REPR = 60  # letters of a value in an error
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
 Casts = Callable[[], AbstractContextManager[None]]
@@ -182,20 +184,30 @@ def expect_one_of(setting: str, value: object, *words: object) -> None:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, words))}")
 
 
-def expect_positive(*also: object, **settings: object) -> None:
-    """An InputError unless each setting is a positive number, or one of `also`."""
+def expect_positive(*also: object, high: float = math.inf, **settings: object) -> None:
+    """An InputError unless each setting is a positive number, at most `high`, or one of `also`."""
     _expect("a positive number", lambda value: _is_finite(value) and value > 0, also, settings)
+    _expect_at_most(high, also, settings)
 
 
-def expect_number(*also: object, low: float = -math.inf, **settings: object) -> None:
-    """An InputError unless each setting is a number, `low` or more, or one of `also`."""
+def expect_number(*also: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
+    """An InputError unless each setting is a number, `low` or more and `high` or less, or one of `also`."""
     words = "a number" if low == -math.inf else f"a number, {low:g} or more"
     _expect(words, lambda value: _is_finite(value) and value >= low, also, settings)
+    _expect_at_most(high, also, settings)
 
 
 def expect_count(*also: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more, or one of `also`."""
+    """An InputError unless each setting is a whole number, 1 or more and `MAX_COUNT` or less, or one of `also`.
+
+    A larger one is a slip, which would end hours later, or in the memory that numbers for so many passes take.
+    """
     _expect("a whole number, 1 or more", lambda value: _is_whole(value) and value >= 1, also, settings)
+    _expect_at_most(MAX_COUNT, also, settings)
+
+
+def _expect_at_most(high: float, also: tuple[object, ...], settings: Mapping[str, object]) -> None:
+    _expect(f"{high:,} at most", lambda value: value <= high, also, settings)
 
 
 def expect_whole(*also: object, **settings: object) -> None:
@@ -205,8 +217,17 @@ def expect_whole(*also: object, **settings: object) -> None:
 
 def _expect(words: str, fits: Callable[[Any], bool], also: tuple[object, ...], settings: Mapping[str, object]) -> None:
     for name, value in settings.items():
-        if not fits(value) and not any(value is one for one in also):
-            raise InputError(f"{name}={value!r}: expected {' or '.join([words, *map(repr, also)])}")
+        if not any(value is one for one in also) and not fits(value):
+            raise InputError(f"{name}={_shortened(value)}: expected {' or '.join([words, *map(repr, also)])}")
+
+
+def _shortened(value: object) -> str:
+    """A value as it is written in Python; of a number of hundreds of digits some of them."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_REPR else f"{text[:MAX_REPR]}…"
 
 
 def _is_whole(value: object) -> bool:

@@ -15,10 +15,10 @@ import numpy as np
 
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
-from camscope.batch.query import Query, by_image, open_parts, read_rows
+from camscope.batch.query import Query, by_image, open_maps, open_parts, read_rows
 from camscope.batch.rows import FAILED, table_of
 from camscope.batch.store import Store
-from camscope.batch.threads import in_order
+from camscope.batch.threads import expect_threads, in_order
 from camscope.errors import UndefinedError
 from camscope.explainers.agreement import SAME
 from camscope.explanation import Explanation
@@ -71,6 +71,7 @@ def agree(
 
     `group`: by row, what an interval draws whole; default: the image.
     """
+    expect_threads(threads)
     store, parts = Store(output), Store(run.folder)
     facts = {"made_with": {"run": run.facts["made_with"], "agreement": "spearman"}, "versions": run.facts["versions"]}
     with store.begun(facts, overwrite=overwrite):
@@ -82,7 +83,7 @@ def _write(run: Run, store: Store, parts: Store, threads: int | None, told: Call
     """The parts that are not there yet."""
     pa, todo, there, done = arrow(), sorted(parts.finished()), store.finished(), 0
     columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in COLUMNS.items()])
-    rows = {chunk: open_parts([str(parts.path_of(chunk))]) for chunk in todo}
+    rows = {chunk: open_maps([str(parts.path_of(chunk))]) for chunk in todo}
     sources = {chunk: parts.digest_of(chunk) for chunk in todo}  # images that failed may have been tried again since
     there = {chunk for chunk in there if store.source_of(chunk) in (None, sources.get(chunk))}
     sizes = {chunk: len(read_rows(rows[chunk], ["row"])["row"].unique()) for chunk in todo}

@@ -16,6 +16,7 @@ from camscope.batch.manifest import KNOWN
 from camscope.batch.rows import digest_of
 from camscope.data_files import WORDS, one_error, read_json
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
+from camscope.files import no_file
 from camscope.images.listing import images_of
 from camscope.images.masks import read_labels
 from camscope.labels import ALL, LabelChoice, choose_categories, chosen_names
@@ -242,7 +243,7 @@ def evidence_of(
     path, categories = Path(source), chosen_names(categories)
     if path.suffix.lower() == ".json":
         if not path.is_file():
-            raise InputError(f"{path}: there is no such file")
+            raise InputError(f"{path}: {no_file(path)}")
         fetch = not isinstance(root, Locations) or root.fetch
         return Coco.read(path, categories, anywhere=anywhere, fetch=fetch)
     if isinstance(source, str) and source in columns:

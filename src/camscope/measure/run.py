@@ -9,10 +9,10 @@ import numpy as np
 from torch import nn
 
 from camscope.batch import Run
-from camscope.batch.query import Pieces, Query, images_of, open_parts, read_rows
+from camscope.batch.query import Pieces, Query, images_of, open_maps, open_parts, read_rows
 from camscope.batch.rows import table_of
 from camscope.batch.store import Store
-from camscope.batch.threads import in_order
+from camscope.batch.threads import expect_threads, in_order
 from camscope.errors import InputError
 from camscope.explainers import Explainer
 from camscope.explainers.keywords import with_our_names
@@ -87,6 +87,7 @@ def measure(
         asking = [one for one in asked if one.needs in ASKING]
         again = Again.of(made, model, preprocess)
         trials = _trials(again, asking, tools, fills, steps, region, batch_size) if asking else None
+    expect_threads(threads)
     store = Store(output)
     with store.begun(_facts(plain, asked, trials, masks), overwrite=overwrite):
         _write(plain, trials, store, threads or os.cpu_count() or 1, told)
@@ -148,7 +149,7 @@ def _write(
     todo, there, done = sorted(parts.finished()), store.finished(), 0
     total = sum(_images(plain.run, chunk) for chunk in todo)
     for chunk in todo:
-        rows = open_parts([str(parts.path_of(chunk))])
+        rows = open_maps([str(parts.path_of(chunk))])
         each = list(_parts(plain.run, chunk, rows, None if trials is None else trials.batch_size))
         source = parts.digest_of(chunk)  # images that failed may have been tried again since
         valid = {n for n, _, _ in each if n in there and store.source_of(n) in (None, source)}

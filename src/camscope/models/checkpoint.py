@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from camscope.data_files import check_zip, one_error
 from camscope.errors import WeightsError
+from camscope.files import no_file
 from camscope.images.silence import ignoring
 
 Weights = str | os.PathLike[str] | None
@@ -32,7 +33,7 @@ def read_state(path: str | os.PathLike[str]) -> State:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise WeightsError(f"no weights at {path}: {'it is a folder' if file.is_dir() else 'there is no such file'}")
+        raise WeightsError(f"no weights at {path}: {no_file(file)}")
     with one_error(f"{path} cannot be read", WeightsError):
         raw = _safetensors(file) if _is_safetensors(file) else _tensors_only(file)
     for content in [raw, *(raw.get(key) for key in CONTAINERS if isinstance(raw, Mapping))]:

@@ -25,6 +25,7 @@ from torch import nn
 
 from camscope.cards import ModelCard
 from camscope.errors import ModelError, WeightsError
+from camscope.files import no_file
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.models.checkpoint import RANDOM, Weights, described, load_strictly, read_state
 
@@ -50,7 +51,7 @@ def _imported(where: str) -> Iterator[ModuleType]:
         yield _guarded(lambda: importlib.import_module(where), where)
         return
     if not file.is_file():
-        raise ModelError(f"no file {where}; expected FILE.py:FUNCTION")
+        raise ModelError(f"no file {where}: {no_file(file)}; expected FILE.py:FUNCTION")
     name = f"_camscope_{file.stem}_{os.urandom(4).hex()}"
     spec = importlib.util.spec_from_file_location(name, file, loader=_Reading(name, str(file)))
     if spec is None or spec.loader is None:

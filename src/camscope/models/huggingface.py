@@ -10,6 +10,7 @@ from torch import nn
 
 from camscope.cards import ModelCard
 from camscope.errors import CamscopeError, ModelError, PreprocessError, WeightsError
+from camscope.files import expect_regular_files
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.models.checkpoint import RANDOM, State, Weights, aligned, described, read_state, same_numbers
 from camscope.models.fetch import package, unavailable
@@ -34,6 +35,7 @@ def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard
     transformers = package("transformers")
     folder = Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
+    _expect_readable(folder, name)
     try:
         with same_numbers():
             model, usual = _loaded(transformers, source, weights)
@@ -50,6 +52,16 @@ def huggingface_model(name: str, weights: Weights) -> tuple[nn.Module, ModelCard
         described(f"hf:{name}", weights), preprocessing_of(transformers, source), _categories(model) if usual else None
     )
     return model.float(), card
+
+
+def _expect_readable(folder: Path, name: str) -> None:
+    """ModelError for a file in the place of a folder, and for a pipe or a device in it, on which transformers would wait."""
+    try:
+        expect_regular_files(folder)
+    except OSError as error:
+        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"hf:{name}: it is no folder; expected org/name, or a folder with config.json")
 
 
 def _loaded(transformers: Any, source: str, weights: Weights) -> tuple[nn.Module, bool]:

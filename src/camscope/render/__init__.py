@@ -11,7 +11,7 @@ from camscope.render.notebook import notebook_figure
 from camscope.render.outlines import OUTLINE, Masks, draw_outlines, key_below, outlines
 from camscope.render.overlay import not_covered, overlay, pale
 from camscope.render.panel import beside, captioned, colour_bar, levelled, padded, panel
-from camscope.render.picture import FORMATS, Picture, encode, fitted
+from camscope.render.picture import FORMATS, Picture, encode, expect_height, fitted
 from camscope.render.planes import planes
 from camscope.render.projection import projection
 from camscope.render.scale import Scale, scaled, shown
@@ -58,6 +58,7 @@ __all__ = [
     "draw_marker",
     "draw_outlines",
     "encode",
+    "expect_height",
     "fitted",
     "frames",
     "key_below",

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError, NonFiniteError
 from camscope.render.colour import DIVERGING, colourise
-from camscope.render.picture import INK, PAPER, Colour, Picture, checked_picture, fitted
+from camscope.render.picture import INK, PAPER, Colour, Picture, checked_picture, expect_height, fitted
 from camscope.render.text import text_tile
 from camscope.wording import plural
 
@@ -100,6 +100,7 @@ def panel(
     columns = _columns(len(images)) if columns is None else min(columns, len(images))
     if columns < 1:
         raise InputError(f"columns={columns}; expected 1 at least")
+    expect_height("height", height)
     scaled = [fitted(image, height, 2 * height) for image in images]
     size, gap = min(36, max(11, height // 16)), max(4, height // 20)
     widths = [max(picture.shape[1] for picture in scaled[column::columns]) for column in range(columns)]

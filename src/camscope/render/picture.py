@@ -15,6 +15,8 @@ Colour: TypeAlias = tuple[int, int, int]
 
 INK: Colour = (34, 34, 34)
 PAPER: Colour = (255, 255, 255)
+MAX_HEIGHT = 32_768  # rows of a picture
+MAX_PIXELS = 2**28
 # Of medical pictures: eyes that look for faint greys must not be dazzled by paper.
 DARK_PAPER: Colour = (18, 18, 20)
 LIGHT_INK: Colour = (214, 214, 214)
@@ -68,6 +70,12 @@ def checked_fraction(name: str, value: float) -> float:
     return value
 
 
+def expect_height(name: str, height: float) -> None:
+    """InputError unless it is a number of rows that a picture can have."""
+    if not (isinstance(height, int | float | np.number) and 1 <= height <= MAX_HEIGHT):
+        raise InputError(f"{name}={height!r}; expected 1 to {MAX_HEIGHT:,} rows")
+
+
 def line_width(image: Picture) -> int:
     """Pixels of a line that looks equally thin on a small and on a large picture."""
     shortest = int(min(image.shape[:2]))
@@ -81,11 +89,16 @@ def fitted(image: Picture, height: int, width: int | None = None) -> Picture:
     """
     import cv2
 
+    expect_height("height", height)
     rows, columns = checked_picture(image).shape[:2]
     factor = height / rows if width is None else min(height / rows, width / columns)
     size = (max(1, round(columns * factor)), max(1, round(rows * factor)))
     if size == (columns, rows):
         return image.copy()
+    if size[0] * size[1] > MAX_PIXELS:
+        raise InputError(
+            f"height={height}: the picture would have {size[1]:,} x {size[0]:,} pixels, more than {MAX_PIXELS:,}"
+        )
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST if factor >= 3 else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from camscope.render.compass import View
 from camscope.render.panel import padded
-from camscope.render.picture import DARK_PAPER, Picture, fitted
+from camscope.render.picture import DARK_PAPER, Picture, expect_height, fitted
 from camscope.render.slab import drawn
 from camscope.render.viewer import (
     accent,
@@ -41,6 +41,8 @@ def planes(
     stand in one line. Slices are numbered from 0. `size`: pixels of the volume's longest side; `height`: rows of the whole
     picture instead; `caption`: words to be shown; `bar`: with the colours' bar and the value in numbers.
     """
+    if height is not None:
+        expect_height("height", height)
     voxel, factor = volume.expected(at), volume.finest(size)
     if height is not None and height < BARE:
         return _bare(volume, voxel, height)

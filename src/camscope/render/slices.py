@@ -6,7 +6,7 @@ from camscope.errors import InputError
 from camscope.render.compass import View
 from camscope.render.frames import MOST, evenly
 from camscope.render.panel import padded, surrounded
-from camscope.render.picture import DARK_PAPER, LIGHT_INK, Picture
+from camscope.render.picture import DARK_PAPER, LIGHT_INK, Picture, expect_height
 from camscope.render.slab import drawn
 from camscope.render.viewer import ACCENT, letter_size, line, middle, of_the_peak, position, stacked, told, turned
 from camscope.render.volume import Volume
@@ -33,7 +33,9 @@ def slices(
     view = volume.view(axis)
     numbers = evenly(volume.shape[view.normal], count, volume.peak[view.normal])
     height, width = volume.millimetres(view)
-    columns = columns or _columns(len(numbers), height / width)
+    columns = min(columns or _columns(len(numbers), height / width), len(numbers))
+    if size is not None:
+        expect_height("size", size)
     factor = min(volume.finest(None), WIDTH / columns / width) if size is None else size / max(height, width)
     letters = letter_size(round(0.4 * columns * factor * width))
     cells = [_cell(volume, view, number, factor, letters) for number in numbers]

@@ -11,7 +11,7 @@ from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.render import compass
 from camscope.render.colour import DIVERGING
 from camscope.render.outlines import Masks, Outlines, outlines
-from camscope.render.picture import Picture, Values
+from camscope.render.picture import Picture, Values, expect_height
 from camscope.render.scale import Scale, shown_ends
 from camscope.wording import plural
 
@@ -171,6 +171,8 @@ class Volume:
 
     def finest(self, size: int | None) -> float:
         """Pixels a millimetre, one number for every picture of the volume. `size`: of its longest side."""
+        if size is not None:
+            expect_height("size", size)
         longest = max(self.extent)
         own = round(longest / min(self.voxel))
         return (min(LARGEST, max(SMALLEST, own)) if size is None else size) / longest

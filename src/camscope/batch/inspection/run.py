@@ -17,7 +17,7 @@ from camscope.batch.inspection.report import Inspection
 from camscope.batch.manifest import Manifest, arrow
 from camscope.batch.private import has_scans, privately
 from camscope.batch.sources import manifest_of
-from camscope.batch.threads import in_order
+from camscope.batch.threads import expect_threads, in_order
 from camscope.errors import InputError
 from camscope.images.private import local_key
 
@@ -58,6 +58,7 @@ def inspect_images(
     """
     if profile not in (None, "research", "clinical"):
         raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
+    expect_threads(threads)
     manifest = manifest_of(source, root, strict=False)
     columns = meant(manifest, {"patient": patient, "split": split, "target": target, "mask": mask})
     if unknown := [name for name in keep if name not in manifest.table.column_names]:

@@ -139,7 +139,7 @@ class LIME(SurrogateExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_positive(width=self.width)
+        expect_positive(width=self.width, high=1e6)
         expect_number(low=0, alpha=self.alpha)
 
     def captums(self, scores: Scores, fit: Fit) -> Any:

@@ -35,7 +35,7 @@ class GuidedIG(BaselinePath):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect_count(steps=self.steps)
-        expect_number(low=0, fraction=self.fraction, reach=self.reach)
+        expect_number(low=0, high=1, fraction=self.fraction, reach=self.reach)
 
     def along(self, runs: Runs, sample: int, start: Tensor, change: Tensor) -> Along:
         """(C,*S), and how many gradients were taken."""

@@ -12,6 +12,8 @@ from camscope.explainers.perturbations.base import Masks, Veiled, extents
 from camscope.explainers.perturbations.sampled import SampledExplainer
 from camscope.explainers.scope import expect_count, expect_positive
 
+MAX_MASKS = 2**32  # bytes of the grids of all masks
+
 
 @register
 class RISE(SampledExplainer):
@@ -48,6 +50,11 @@ class RISE(SampledExplainer):
         counts = extents(self.cells, size)
         grid = [count + 1 for count in counts]
         numbers = torch.Size(grid).numel()
+        if (size_of_masks := 4 * self.samples * (numbers + len(size))) > MAX_MASKS:
+            raise InputError(
+                f"cells={self.cells}, samples={self.samples}: the masks alone would take {size_of_masks:,} bytes, at most "
+                f"{MAX_MASKS:,} are taken; pass fewer"
+            )
         drawn = torch.rand(
             self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32, device="cpu"
         ).to(device)
