@@ -1,6 +1,7 @@
 """State: what a call must leave as it was, whatever happens in it, and what it must not keep."""
 
 import copy
+import copyreg
 import gc
 import io
 import pickle
@@ -8,6 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from camscope.errors import CamscopeWarning, InputError, TargetError
+from camscope.errors import CamscopeWarning, InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
@@ -578,3 +580,76 @@ def test_two_explainers_interleaved():
     same = second.attribute(x, lambda output: (nested.append(second.attribute(x, 2)), output[:, 1])[1])
     assert torch.equal(same, alone[1])
     assert torch.equal(nested[0], second.attribute(x, 2))
+
+
+class Copying(nn.Module):
+    """Hands its input on; meanwhile, in its own thread and in another, copies are made of the whole model."""
+
+    model, copies, errors = None, (), ()
+
+    def forward(self, x):
+        if type(self).model is not None:
+            for make in (lambda act: act(), in_another_thread):
+                make(self.copied)
+        return x
+
+    def copied(self):
+        model = type(self).model
+        for make in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), saved_and_loaded):
+            try:
+                type(self).copies.append(make(model))
+            except Exception as error:
+                type(self).errors.append(error)
+
+
+def in_another_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def saved_and_loaded(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def shape_of(module, args, kwargs, output):
+    """A hook of the user's own."""
+
+
+def kept_on(module):
+    """What hangs on a module besides its parts and numbers."""
+    names = [name for name in vars(module) if name.endswith(("_hooks", "_with_kwargs", "_always_called"))]
+    return {name: list(vars(module)[name].values()) for name in names}, module.training, "forward" in vars(module)
+
+
+@pytest.mark.parametrize(
+    ("method", "mode"), [*((method, "eval") for method in METHODS), ("gradcam", "as_is"), ("lrp", "as_is")]
+)
+def test_copies_made_during_a_call_have_the_users_hooks_and_flags_and_none_of_ours(method, mode, monkeypatch):
+    case = residual_or_plainer(method)
+    model, x = case.make(1)
+    model.head = nn.Sequential(Copying(), model.head)
+    model.train()
+    model.head.eval()
+    model.head.register_forward_hook(shape_of, with_kwargs=True, always_call=True)
+    expected = [kept_on(module) for module in model.modules()]
+    tool = explainer(method, model, case.layer, mode=mode)
+    monkeypatch.setattr(Copying, "copies", [])
+    monkeypatch.setattr(Copying, "errors", [])
+    monkeypatch.setattr(Copying, "model", model)
+    try:
+        tool.attribute(x, 1)
+    except (LayerError, ModelError):
+        pass  # of a method that does not explain such a head
+    finally:
+        Copying.model = None
+    assert Copying.errors == []
+    assert Copying.copies
+    for twin in Copying.copies:
+        assert [kept_on(module) for module in twin.modules()] == expected
+    assert [kept_on(module) for module in model.modules()] == expected
+    assert OrderedDict not in copyreg.dispatch_table
+    assert "__reduce_ex__" not in vars(nn.Module)

@@ -17,6 +17,7 @@ from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.inputs import ALONE, Companions, expect_ordinary
 from camscope.explainers.interaction import samples_interact
 from camscope.hooks.base import autocast_uncached, evaluating, expect_initialized, unwrap
+from camscope.hooks.copying import clean_copies
 from camscope.hooks.isolation import isolated
 from camscope.structure import mapped
 from camscope.targets import Question, Score
@@ -26,6 +27,10 @@ OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
 Casts = Callable[[], AbstractContextManager[None]]
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+FLOAT_FUNCTIONS = (  # they compute in floats, and lie among the quantised ones: the sums of a model that may be quantised later
+    torch.ao.nn.quantized.FloatFunctional,
+    torch.ao.nn.quantized.FXFloatFunctional,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def survey(model: nn.Module) -> Survey:
     devices: dict[torch.device, None] = {}
     compiled, inference = False, None
     for path, module in inner.named_modules():
-        if type(module).__module__.startswith(QUANTISED):
+        if type(module).__module__.startswith(QUANTISED) and type(module) not in FLOAT_FUNCTIONS:
             raise ModelError(f"{path or name} is quantised: it has no gradient; pass the float model it was made from")
         compiled = compiled or "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for key, value in (*module._parameters.items(), *module._buffers.items()):
@@ -72,6 +77,7 @@ def survey(model: nn.Module) -> Survey:
 def calm(known: Survey, mode: Mode) -> Iterator[None]:
     """No gradients, no inference mode, no compiled code, and eval mode unless `mode="as_is"`; all put back at the end."""
     with ExitStack() as scope:
+        scope.enter_context(clean_copies())
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
@@ -84,6 +90,11 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
 def weight_versions(model: nn.Module) -> dict[int, int]:
     """How often each parameter was changed in place: another thread that trains the model meanwhile changes some."""
     return {id(value): value._version for value in model.parameters() if not value.is_inference()}
+
+
+def weights_key(model: nn.Module) -> int:
+    """A number that is another one when a parameter was replaced or changed in place."""
+    return hash(frozenset(weight_versions(model).items()))
 
 
 @contextmanager
