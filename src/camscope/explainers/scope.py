@@ -18,7 +18,7 @@ from camscope.explainers.inputs import ALONE, Companions, expect_ordinary
 from camscope.explainers.interaction import samples_interact
 from camscope.hooks.base import autocast_uncached, evaluating, expect_initialized, unwrap
 from camscope.hooks.copying import clean_copies
-from camscope.hooks.isolation import isolated
+from camscope.hooks.isolation import buffers_isolated, isolated, random_numbers_kept
 from camscope.structure import mapped
 from camscope.targets import Question, Score
 
@@ -81,7 +81,10 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
-        scope.enter_context(evaluating(known.model) if mode == "eval" else isolated(known.model))
+        scope.enter_context(buffers_isolated(known.model) if mode == "eval" else isolated(known.model))
+        if mode == "eval":
+            scope.enter_context(random_numbers_kept(known.devices))
+            scope.enter_context(evaluating(known.model))
         if known.compiled:
             scope.enter_context(_eager())
         yield
