@@ -704,7 +704,7 @@ class Writing(nn.Module):
 WRITES = ["in place", "assigned", "another name", "a view", "data", "an item", "numpy", "other data", "by the parent"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", [*WRITES, "observer", "scripted", "random numbers"])
 @pytest.mark.parametrize(("mode", "train"), [("eval", True), ("eval", False), ("as_is", True), ("as_is", False)])
 @pytest.mark.parametrize("method", ["gradcam", "scorecam", "saliency"])

@@ -237,6 +237,11 @@ def _is_finite(value: object) -> bool:
 
 def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
+    if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
+        raise InputError(
+            f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it: pass a batch as "
+            f"torch.stack(images), or a bag of instances as torch.stack(instances)[None] with frames_first=True"
+        )
     if not isinstance(x, Tensor):
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
