@@ -345,6 +345,7 @@ def test_other_threads_run_for_real_whoever_leaves_first():
 
 
 @pytest.mark.parametrize("method", [AblationCAM, ReciproCAM, LIFTCAM, DeepFeatureFactorization])
+@pytest.mark.usefixtures("passes_of_maps_alone")
 def test_the_part_before_the_layer_runs_once(method):
     model, x = plain(Stem)
     expected = method(plain()[0], "middle").attribute(x, 1)
