@@ -237,11 +237,7 @@ def _is_finite(value: object) -> bool:
 
 def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
-    if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
-        raise InputError(
-            f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it: pass a batch as "
-            f"torch.stack(images), or a bag of instances as torch.stack(instances)[None] with frames_first=True"
-        )
+    _expect_no_list(x)
     if not isinstance(x, Tensor):
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
@@ -267,6 +263,15 @@ def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
         places = ", ".join(map(str, known.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
     return usable(x).detach()
+
+
+def _expect_no_list(value: object) -> None:
+    """An InputError for images in a list, which may be a batch or the instances of a bag."""
+    if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
+        raise InputError(
+            f"the input is a {type(value).__name__}; expected a float tensor (N,C,H,W) as the model takes it: pass a batch as "
+            f"torch.stack(images), or a bag of instances as torch.stack(instances)[None] with frames_first=True"
+        )
 
 
 def expect_channels_first(x: Tensor, model: nn.Module) -> None:

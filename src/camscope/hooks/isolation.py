@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
@@ -64,7 +65,7 @@ class PrivateBuffers(Calls):
             if copy is None:
                 copy = self._storages[storage._cdata] = storage.clone()
             other: Tensor = tensor.new_empty(0)
-            return other.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+            return other.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _storage(tensor: Tensor) -> UntypedStorage | None:
@@ -179,7 +180,7 @@ def _is_alike(one: Tensor | None, other: Tensor | None) -> bool:
 def _put_back(written: Sequence[tuple[Tensor, Tensor]]) -> None:
     """The numbers that were there before; a graph of the caller that holds the buffer does not take it for a change."""
     for buffer, copy in written:
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(buffer):
+        with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
             buffer.copy_(copy)
 
 
