@@ -55,6 +55,12 @@ def no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def passes_of_maps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the pass of noise that a model, input size and class has once: for tests that count passes."""
+    monkeypatch.setattr("camscope.explainers.run.flag_constant_scores", lambda *_: None)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def seeded_module() -> None:
     """What a file draws for all its tests is the same in every run, whatever ran before it."""

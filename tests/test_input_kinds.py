@@ -247,3 +247,41 @@ def test_a_score_keeps_the_frames_where_the_model_has_them(bags):
     model, x = bags
     score = Score(model, 1, frames_first=True)
     torch.testing.assert_close(score(x.transpose(1, 2)), model(x)[:, 1])
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 5), (2, 3), (1, 1), (3, 2)])
+def test_a_bag_is_an_error_that_says_what_to_pass_and_then_has_a_map_for_each_instance(shape):
+    torch.manual_seed(0)
+    model, x = Bag().eval(), torch.randn(*shape, 3, 16, 16)
+    with pytest.raises(InputError, match=r"the instances of a bag: pass frames_first=True"):
+        HiResCAM(model).attribute(x, 1)
+    remedy = (
+        rf"layer 'features': .*one of each of the {shape[1]} frames of a video, or instances of a bag: .*reshape=lambda"
+    )
+    with pytest.raises(LayerError, match=remedy):
+        HiResCAM(model, frames_first=True).attribute(x, 1)
+    with pytest.raises(LayerError, match=rf"one of each of the {shape[1]} frames of a video, or instances of a bag"):
+        HiResCAM(model, "features", frames_first=True).attribute(x, 1)
+    with pytest.raises(LayerError, match=r"layer 'weigh'"):
+        HiResCAM(model, "weigh", frames_first=True).attribute(x, 1)
+    A = model.features(x.flatten(0, 1)).detach().requires_grad_()
+    each = A.square().mean((2, 3)).unflatten(0, shape)
+    (gradient,) = torch.autograd.grad(model.head((each * model.weigh(each).softmax(1)).sum(1))[:, 1].sum(), A)
+    expected = (A * gradient).sum(1).detach().unflatten(0, shape)
+    found = HiResCAM(
+        model,
+        "features",
+        frames_first=True,
+        reshape=lambda maps: maps.unflatten(0, (-1, shape[1])).transpose(1, 2),
+    ).attribute(x, 1)
+    torch.testing.assert_close(found, expected)
+    pixels = METHODS["saliency"](model, frames_first=True).attribute(x, 1)
+    assert pixels.shape == (*shape, 16, 16)
+
+
+def test_a_bag_as_a_list_of_tensors_is_an_error_that_says_to_stack_them():
+    bag = [torch.randn(3, 16, 16) for _ in range(4)]
+    with pytest.raises(InputError, match=r"the input is a list; .*torch\.stack"):
+        HiResCAM(Bag().eval(), "features").attribute(bag, 1)
+    with pytest.raises(InputError, match=r"the image is a list; .*torch\.stack"):
+        HiResCAM(Bag().eval(), "features").explain(bag, 1)

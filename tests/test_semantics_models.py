@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from camscope import Box, Classes, Difference, Layout, Probability, Region, Text
 from camscope import Output as Part
 from camscope.errors import InputError, LayerError, ModelError, TargetError
-from camscope.explainers import GradCAM, HiResCAM
+from camscope.explainers import METHODS, GradCAM, HiResCAM
 from camscope.explainers.scope import calm, survey
 from camscope.hooks.base import find_layer, find_layers
 from camscope.layers import Seen, read_layout
 from nets import CASES, Plain, Tokens, plain, truth
+from tools import explainer
 from untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -223,6 +224,46 @@ def test_a_quantised_model_is_refused_by_the_name_of_its_layer():
         pytest.skip(f"no quantised engine here: {error}")
     with pytest.raises(ModelError, match=r"^head is quantised: it has no gradient; pass the float model"):
         GradCAM(quantised, "features")
+
+
+class Summed(nn.Module):
+    """A residual block whose sums and products are functions of `functions`, a FloatFunctional or None."""
+
+    def __init__(self, functions):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 6, 3, 1, 1)
+        self.norm, self.relu, self.fc, self.functions = nn.BatchNorm2d(6), nn.ReLU(), nn.Linear(6, 3), functions
+
+    def forward(self, x):
+        a = self.relu(self.first(x))
+        b = self.norm(self.second(a))
+        total = a + b if self.functions is None else self.functions.add(a, b)
+        total = self.relu(total)
+        doubled = total * 2.0 if self.functions is None else self.functions.mul_scalar(total, 2.0)
+        return self.fc(doubled.mean((2, 3)))
+
+
+@pytest.mark.parametrize("functions", ["FloatFunctional", "FXFloatFunctional"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_is_ready_to_be_quantised_is_explained_as_the_float_model_that_it_is(method, functions):
+    torch.manual_seed(0)
+    plain_model = Summed(None).eval()
+    ready = Summed(getattr(torch.ao.nn.quantized, functions)()).eval()
+    ready.load_state_dict(plain_model.state_dict())
+    x = torch.randn(2, 3, 12, 12)
+
+    def answer(model):
+        try:
+            return explainer(method, model, "norm").attribute(x, 1)
+        except (LayerError, ModelError) as error:
+            return str(error)
+
+    expected, found = answer(plain_model), answer(ready)
+    assert type(found) is type(expected)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
 
 
 def test_the_meta_device_is_refused():

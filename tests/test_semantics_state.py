@@ -1,6 +1,7 @@
 """State: what a call must leave as it was, whatever happens in it, and what it must not keep."""
 
 import copy
+import copyreg
 import gc
 import io
 import pickle
@@ -8,6 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from camscope.errors import CamscopeWarning, InputError, TargetError
+from camscope.errors import CamscopeWarning, InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from camscope.hooks.base import evaluating
 from nets import CASES, Plain, Residual, Tokens, plain, truth
@@ -578,3 +580,184 @@ def test_two_explainers_interleaved():
     same = second.attribute(x, lambda output: (nested.append(second.attribute(x, 2)), output[:, 1])[1])
     assert torch.equal(same, alone[1])
     assert torch.equal(nested[0], second.attribute(x, 2))
+
+
+class Copying(nn.Module):
+    """Hands its input on; meanwhile, in its own thread and in another, copies are made of the whole model."""
+
+    model, copies, errors = None, (), ()
+
+    def forward(self, x):
+        if type(self).model is not None:
+            for make in (lambda act: act(), in_another_thread):
+                make(self.copied)
+        return x
+
+    def copied(self):
+        model = type(self).model
+        for make in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), saved_and_loaded):
+            try:
+                type(self).copies.append(make(model))
+            except Exception as error:
+                type(self).errors.append(error)
+
+
+def in_another_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def saved_and_loaded(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def shape_of(module, args, kwargs, output):
+    """A hook of the user's own."""
+
+
+def kept_on(module):
+    """What hangs on a module besides its parts and numbers."""
+    names = [name for name in vars(module) if name.endswith(("_hooks", "_with_kwargs", "_always_called"))]
+    return {name: list(vars(module)[name].values()) for name in names}, module.training, "forward" in vars(module)
+
+
+@pytest.mark.parametrize(
+    ("method", "mode"), [*((method, "eval") for method in METHODS), ("gradcam", "as_is"), ("lrp", "as_is")]
+)
+def test_copies_made_during_a_call_have_the_users_hooks_and_flags_and_none_of_ours(method, mode, monkeypatch):
+    case = residual_or_plainer(method)
+    model, x = case.make(1)
+    model.head = nn.Sequential(Copying(), model.head)
+    model.train()
+    model.head.eval()
+    model.head.register_forward_hook(shape_of, with_kwargs=True, always_call=True)
+    expected = [kept_on(module) for module in model.modules()]
+    tool = explainer(method, model, case.layer, mode=mode)
+    monkeypatch.setattr(Copying, "copies", [])
+    monkeypatch.setattr(Copying, "errors", [])
+    monkeypatch.setattr(Copying, "model", model)
+    try:
+        tool.attribute(x, 1)
+    except (LayerError, ModelError):
+        pass  # of a method that does not explain such a head
+    finally:
+        Copying.model = None
+    assert Copying.errors == []
+    assert Copying.copies
+    for twin in Copying.copies:
+        assert [kept_on(module) for module in twin.modules()] == expected
+    assert [kept_on(module) for module in model.modules()] == expected
+    assert OrderedDict not in copyreg.dispatch_table
+    assert "__reduce_ex__" not in vars(nn.Module)
+
+
+class Writing(nn.Module):
+    """Writes a buffer in every forward, in whatever mode; `kind` says how."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.norm, self.head = kind, nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.Linear(6, 3)
+        if kind == "by the parent":
+            return
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("statistics", torch.zeros(4))
+        self.other_name, self.part = self.count, self.statistics[1:3]
+        self.observer = torch.ao.quantization.MinMaxObserver() if kind == "observer" else nn.Identity()
+        if kind == "scripted":
+            self.norm = torch.jit.script(self.norm)
+
+    def forward(self, x):
+        y = self.norm(self.first(x)).relu()
+        if self.kind == "observer":
+            y = self.observer(y)
+        with torch.no_grad():
+            self.write(y)
+        if self.kind == "random numbers":
+            y = F.dropout(y, 0.3, training=True)
+        return self.head(y.mean((2, 3)))
+
+    def write(self, y):
+        if self.kind == "in place":
+            self.count.add_(1)
+        if self.kind == "assigned":
+            self.count = self.count + 1
+        if self.kind == "another name":
+            self.other_name.add_(1)
+        if self.kind == "a view":
+            self.part.add_(1)
+        if self.kind == "data":
+            self.statistics.data.add_(1)
+        if self.kind == "an item":
+            self.statistics[0] = self.statistics[0] + 7
+        if self.kind == "numpy":
+            self.statistics.numpy()[0] += 1
+        if self.kind == "other data":
+            self.statistics.data = torch.ones(4) * self.statistics.sum() + 1
+        if self.kind == "by the parent":
+            self.norm.num_batches_tracked.add_(1)
+
+
+WRITES = ["in place", "assigned", "another name", "a view", "data", "an item", "numpy", "other data", "by the parent"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", [*WRITES, "observer", "scripted", "random numbers"])
+@pytest.mark.parametrize(("mode", "train"), [("eval", True), ("eval", False), ("as_is", True), ("as_is", False)])
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "saliency"])
+def test_what_a_forward_writes_is_not_written_by_a_call(method, mode, train, kind):
+    torch.manual_seed(0)
+    model, x = Writing(kind).train(train), torch.randn(2, 3, 12, 12)
+    if threading.active_count() > 1 and (kind, mode) in [("random numbers", "eval"), ("by the parent", "eval")]:
+        pytest.skip("another thread is at work in this process")
+    before, buffers = copy.deepcopy(model.state_dict()), dict(model.named_buffers())
+    for _ in range(2):
+        with untouched(nn.Identity(), x):
+            explainer(method, model, "first", mode=mode).attribute(x, 1)
+    assert list(model.state_dict()) == list(before)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    if kind != "scripted":
+        assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    model(x)  # and its own calls still write
+    assert (
+        kind == "random numbers"
+        or (kind == "scripted" and not train)
+        or any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    )
+
+
+def test_a_buffer_written_while_other_threads_run_is_reported_once_and_then_left_alone():
+    model, x = Writing("by the parent").eval(), torch.randn(1, 3, 12, 12)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        with pytest.warns(CamscopeWarning, match="wrote buffers in eval mode while other threads ran"):
+            GradCAM(model, "first").attribute(x, 1)
+        written = int(model.norm.num_batches_tracked)
+        GradCAM(model, "first").attribute(x, 1)
+    finally:
+        stop.set()
+        other.join()
+    assert int(model.norm.num_batches_tracked) == written
+
+
+def test_a_table_that_a_model_makes_for_another_size_stays_with_what_it_notes_of_it():
+    class Tabled(Plain):
+        size = None
+
+        def forward(self, x):
+            if x.shape[-1] != self.size:
+                self.register_buffer("table", torch.linspace(0, 1, x.shape[-1], dtype=x.dtype), persistent=False)
+                self.size = x.shape[-1]
+            return super().forward(x * self.table)
+
+    model, x = plain(Tabled)
+    model(x[..., :6])
+    first = HiResCAM(model, "middle").attribute(x, 1)
+    assert torch.equal(HiResCAM(model, "middle").attribute(x, 1), first)
+    model(x)

@@ -30,6 +30,7 @@ from untouched import untouched
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 
+@pytest.mark.usefixtures("passes_of_maps_alone")
 def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
     model, x = CASES["residual"].make()
     counted = Counting(model)
@@ -43,6 +44,7 @@ def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
         assert (one.layer, one.status, one.score, one.notes) == (alone.layer, alone.status, alone.score, alone.notes)
 
 
+@pytest.mark.usefixtures("passes_of_maps_alone")
 def test_layers_and_classes_share_the_forward_pass_and_each_class_one_backward_pass():
     model, x = CASES["pooled"].make()
     counted = Counting(model)

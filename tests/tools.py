@@ -1,6 +1,7 @@
 """An explainer of any method by name, a model that counts its passes, and the largest tensor that anything makes."""
 
 import inspect
+from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
@@ -9,7 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
+from camscope.explainers.constancy import constant_rows
 from camscope.explainers.interaction import samples_interact
+from camscope.explainers.scope import weights_key
+from camscope.targets import Score
 
 
 def quarters(x):
@@ -91,6 +95,12 @@ class Counting(nn.Module):
 def seen_before(model, x):
     """The model, after what is seen of it once for each shape of input, so that a test counts the passes of a call alone."""
     samples_interact(model, x)
+    weights = weights_key(model)
+    with torch.no_grad(), suppress(Exception):  # a test's model may fail, or have other scores
+        for target in (lambda output: output.flatten(1)[:, 0], *range(model(x).shape[1])):
+            score = Score(model, target)
+            score(x)
+            constant_rows(x, score, range(len(x)), weights)
     for part in model.modules():
         if isinstance(tally := getattr(part, "tally", None), Tally):
             vars(tally).update(dict.fromkeys(vars(tally), 0))

@@ -25,6 +25,7 @@ from camscope.layouts import (
     Seen,
     image_token_layout,
     is_askew,
+    per_frame_remedy,
     read_layout,
 )
 from camscope.structure import the_tensor
@@ -172,6 +173,26 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
     return found
 
 
+def _per_frame(model: nn.Module, run: Callable[[], object], input_shape: Sequence[int]) -> str:
+    """What to do about the last layer with maps of each frame of a video, or instance of a bag; "" without such a layer."""
+    found: list[str] = []
+
+    def note(name: str, module: nn.Module, output: object) -> None:
+        if isinstance(output, Tensor) and (remedy := per_frame_remedy(output.shape, input_shape)):
+            found.append(f"layer {name!r}: {remedy}")
+
+    with torch.no_grad(), Hooks() as hooks:
+        for name, module in unwrap(model).named_modules():
+            if name and not isinstance(module, (*PASS_THROUGH, torch.jit.ScriptModule)):
+                hooks.hold(
+                    module.register_forward_hook(
+                        here_only(lambda module, args, output, name=name: note(name, module, output))
+                    )
+                )
+        run()
+    return found[-1] if found else ""
+
+
 def in_place(
     model: nn.Module, layers: Sequence[SpatialLayer], run: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
@@ -204,6 +225,8 @@ def choose_layer(
     """
     layers = spatial_layers(model, lambda: score(x), x.shape)
     layers = _encoding(model, layers) if dense else layers
+    if not layers and x.ndim == 5 and (remedy := _per_frame(model, lambda: score(x), x.shape)):
+        raise LayerError(f"no layer of {type(model).__name__} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
         more = "; hooks cannot look into its TorchScript parts" if scripted else ""

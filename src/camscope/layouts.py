@@ -91,18 +91,35 @@ def read_layout(
     if isinstance(layout, Layout):
         return _agreeing(layout, shape)
     if shape[0] != input_shape[0]:
-        raise LayerError(f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape=")
+        raise LayerError(
+            per_frame_remedy(shape, input_shape)
+            or f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape="
+        )
     tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, seen.grids)))
     if len(shape) == 3 and tokens:
         return _token_layout(shape, size, module, seen)
     if len(shape) != len(size) + 2:
         raise LayerError(
-            f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
+            per_frame_remedy(shape, input_shape)
+            or f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
         )
     kind = layout or _kind(shape, size, module, seen)
     if kind not in (CHANNELS_FIRST, CHANNELS_LAST):
         raise LayerError(f"layout={layout!r}: expected {CHANNELS_FIRST!r}, {CHANNELS_LAST!r} or a Layout")
     return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
+
+
+def per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
+    """What to do about an output (N*T,K,h,w) of a layer that runs on each frame, or instance, of (N,C,T,H,W); else ""."""
+    if len(input_shape) != 5 or len(shape) != 4 or shape[0] != input_shape[0] * input_shape[2]:
+        return ""
+    if math.prod(shape[2:]) == 1:
+        return ""
+    return (
+        f"output {tuple(shape)} is not one item a sample of the batch of {input_shape[0]}, but one of each of the "
+        f"{input_shape[2]} frames of a video, or instances of a bag: name the layer, and pass reshape=lambda maps: "
+        f"maps.unflatten(0, (-1, {input_shape[2]})).transpose(1, 2) for maps (N,T,h,w)"
+    )
 
 
 def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen = NOTHING) -> str:
@@ -187,13 +204,14 @@ def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen) -> Layout:
     grids = [grid for grid in seen.grids if len(grid) == len(size)]
+    framed = [(size[0], *grid) for grid in seen.grids if len(grid) == 2] if len(size) == 3 and not grids else []
     if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *grids)):
         raise LayerError(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
             f"pass layout=Layout('tokens', grid, prefix), or reshape="
         )
-    if grids:
-        own, *merged = _halved(grids)
+    if grids or framed:
+        own, *merged = _halved(grids) if grids else [set(framed)]  # of each frame: no tokens of several are merged
         joined = [grid for grid in own if seen.before(shape[1], math.prod(grid)) is not None]
         found = (
             _under(shape[1], own)

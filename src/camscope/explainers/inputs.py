@@ -70,6 +70,11 @@ def read_item(
 
     if isinstance(source, Item):
         return source
+    if isinstance(source, list | tuple) and source and all(isinstance(part, Tensor) for part in source):
+        raise InputError(
+            f"the image is a {type(source).__name__}; expected one image: pass several to explain_batch, or a bag of "
+            f"instances as torch.stack(instances) with frames_first=True"
+        )
     if isinstance(source, Tensor):
         expect_ordinary(source)
     if isinstance(source, Tensor) and (source.dtype != torch.uint8 or (preprocess is None and _is_input(source))):

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.hooks.base import autocast_uncached, evaluating
-from camscope.hooks.isolation import bare_copy
+from camscope.hooks.isolation import bare_copy, buffers_isolated
 from camscope.signatures import call_model, input_key_of
 from camscope.structure import leaves, unusual
 
@@ -92,6 +92,7 @@ def _running(copy: nn.Module, device: torch.device) -> Iterator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         autocast_uncached(),
+        buffers_isolated(copy),
         evaluating(copy),
         torch.random.fork_rng(devices=cards),
     ):

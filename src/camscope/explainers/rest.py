@@ -127,6 +127,8 @@ class Rest:
 
     def _in_pieces(self, way: str, count: int, versions: Versions, run: Callable[[Change, Tensor], Tensor]) -> Tensor:
         """(count,): run(change, owners) of pieces as large as memory allows, and as the way can take."""
+        if count == 0:  # of a layer without a live channel
+            return self.values.new_zeros(0)
         width = self.widths.whole if way == "whole" else self.widths.rest
         size = self.batch_size or copies_within_memory(max(1, width // len(self.x)), self.x.device)
         owners = versions(slice(0, count))[1]

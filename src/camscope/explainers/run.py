@@ -7,6 +7,7 @@ from typing import cast
 from torch import Tensor
 
 from camscope.errors import ModelError, TargetError, warn_caller
+from camscope.explainers.constancy import flag_constant_scores
 from camscope.explainers.inputs import ALONE, Companions
 from camscope.explainers.maps import Maps, stacked, statuses
 from camscope.explainers.method import Method
@@ -18,6 +19,7 @@ from camscope.explainers.scope import (
     interacting,
     survey,
     weight_versions,
+    weights_key,
 )
 from camscope.explanation import MEANING, OK
 from camscope.targets import Question, Score
@@ -97,7 +99,12 @@ def _answers(
         return [_joined([part[t] for part in parts]) for t in range(len(tools))]
     with asking(known, first, x, companions, copies=copies) as asked:
         scores = [asked.score(first.asked(target)) for target in targets]
-        return [(scores, maps) for maps in made(tools, asked.x, scores, watch)]
+        several = made(tools, asked.x, scores, watch)
+        weights = weights_key(known.model)
+        for tool, each in zip(tools, several, strict=True):
+            for score, maps in zip(scores, each, strict=True):
+                flag_constant_scores(tool, asked.x, score, maps, weights)
+        return [(scores, maps) for maps in several]
 
 
 def question_at(target: Question, row: int, samples: int) -> Question:

@@ -17,7 +17,8 @@ from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.inputs import ALONE, Companions, expect_ordinary
 from camscope.explainers.interaction import samples_interact
 from camscope.hooks.base import autocast_uncached, evaluating, expect_initialized, unwrap
-from camscope.hooks.isolation import isolated
+from camscope.hooks.copying import clean_copies
+from camscope.hooks.isolation import buffers_isolated, isolated, random_numbers_kept
 from camscope.structure import mapped
 from camscope.targets import Question, Score
 from camscope.wording import plural
@@ -29,6 +30,10 @@ OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
 Casts = Callable[[], AbstractContextManager[None]]
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+FLOAT_FUNCTIONS = (  # they compute in floats, and lie among the quantised ones: the sums of a model that may be quantised later
+    torch.ao.nn.quantized.FloatFunctional,
+    torch.ao.nn.quantized.FXFloatFunctional,
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def survey(model: nn.Module) -> Survey:
     devices: dict[torch.device, None] = {}
     compiled, inference = False, None
     for path, module in inner.named_modules():
-        if type(module).__module__.startswith(QUANTISED):
+        if type(module).__module__.startswith(QUANTISED) and type(module) not in FLOAT_FUNCTIONS:
             raise ModelError(f"{path or name} is quantised: it has no gradient; pass the float model it was made from")
         compiled = compiled or "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for key, value in (*module._parameters.items(), *module._buffers.items()):
@@ -75,10 +80,14 @@ def survey(model: nn.Module) -> Survey:
 def calm(known: Survey, mode: Mode) -> Iterator[None]:
     """No gradients, no inference mode, no compiled code, and eval mode unless `mode="as_is"`; all put back at the end."""
     with ExitStack() as scope:
+        scope.enter_context(clean_copies())
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.no_grad())
         scope.enter_context(autocast_uncached())
-        scope.enter_context(evaluating(known.model) if mode == "eval" else isolated(known.model))
+        scope.enter_context(buffers_isolated(known.model) if mode == "eval" else isolated(known.model))
+        if mode == "eval":
+            scope.enter_context(random_numbers_kept(known.devices))
+            scope.enter_context(evaluating(known.model))
         if known.compiled:
             scope.enter_context(_eager())
         yield
@@ -87,6 +96,11 @@ def calm(known: Survey, mode: Mode) -> Iterator[None]:
 def weight_versions(model: nn.Module) -> dict[int, int]:
     """How often each parameter was changed in place: another thread that trains the model meanwhile changes some."""
     return {id(value): value._version for value in model.parameters() if not value.is_inference()}
+
+
+def weights_key(model: nn.Module) -> int:
+    """A number that is another one when a parameter was replaced or changed in place."""
+    return hash(frozenset(weight_versions(model).items()))
 
 
 @contextmanager
@@ -245,6 +259,7 @@ def _is_finite(value: object) -> bool:
 
 def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
     """(N,C,*S): the input, cut from the caller's graph without a copy; an InputError if the model cannot take it."""
+    _expect_no_list(x)
     if not isinstance(x, Tensor):
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it (an image of "
@@ -272,6 +287,15 @@ def checked_input(x: Tensor, known: Survey, tool: Settings) -> Tensor:
         places = ", ".join(map(str, known.devices))
         raise InputError(f"the input is on {x.device}, the model on {places}; move one of them")
     return usable(x).detach()
+
+
+def _expect_no_list(value: object) -> None:
+    """An InputError for images in a list, which may be a batch or the instances of a bag."""
+    if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
+        raise InputError(
+            f"the input is a {type(value).__name__}; expected a float tensor (N,C,H,W) as the model takes it: pass a batch as "
+            f"torch.stack(images), or a bag of instances as torch.stack(instances)[None] with frames_first=True"
+        )
 
 
 def expect_channels_first(x: Tensor, model: nn.Module) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from camscope.errors import LayerError, ModelError
 from camscope.hooks.checkpoint import in_autograd_thread
+from camscope.hooks.copying import Mark, clean_copies, mark_flags
 
 GLOB = set("*?[")
 WRAPPER_ATTRIBUTES = {  # under which a wrapper keeps its model: it is a part of the names that the wrapper prints
@@ -40,8 +41,14 @@ class Removable(Protocol):
 class Hooks(ExitStack):
     """Handles that are removed when the `with` ends, however it ends."""
 
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.enter_context(clean_copies())
+        return self
+
     def hold(self, handle: Removable) -> None:
         """Keep a handle until the end of the `with`."""
+        mark_flags(handle)
         self.callback(handle.remove)
 
 
@@ -51,14 +58,20 @@ def on_gradient(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Remo
     return register(hook)
 
 
+class HereOnly(Mark, Generic[P, T]):
+    """A hook that is silent in every thread but the one that made it, and that copies of the model do not have."""
+
+    def __init__(self, hook: Callable[P, T]) -> None:
+        self._hook, self._owner = hook, threading.get_ident()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What the hook returns; None in another thread."""
+        return self._hook(*args, **kwargs) if threading.get_ident() == self._owner else None
+
+
 def here_only(hook: Callable[P, T]) -> Callable[P, T | None]:
     """The hook, silent in every thread but the one that made it: others share the model, not the question."""
-    owner = threading.get_ident()
-
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        return hook(*args, **kwargs) if threading.get_ident() == owner else None
-
-    return guarded
+    return HereOnly(hook)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camscope.hooks.base import here_only, unwrap
+from camscope.hooks.copying import mark_flags
 
 TOKEN_SETTINGS = ("image_token_id", "image_token_index")
 
@@ -48,7 +49,9 @@ def note_image_tokens(model: nn.Module, scope: ExitStack, positions: Positions) 
                     same = bool((held == held[:1]).all())
                     positions[ids.shape[1]] = tuple(held[0].nonzero()[:, 0].tolist()) if same else None
 
-            scope.callback(module.register_forward_pre_hook(here_only(note), with_kwargs=True).remove)
+            handle = module.register_forward_pre_hook(here_only(note), with_kwargs=True)
+            mark_flags(handle)
+            scope.callback(handle.remove)
 
 
 def _input_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

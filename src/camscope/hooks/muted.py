@@ -22,6 +22,13 @@ class _Muted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return None if threading.get_ident() == self._thread else self.hook(*args, **kwargs)
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:  # a copy of the model has the hook itself
+        return _unmuted, (self.hook,)
+
+
+def _unmuted(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook
+
 
 @contextmanager
 def hooks_muted(model: nn.Module) -> Iterator[None]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from camscope.hooks.base import Hooks
+from camscope.hooks.copying import Mark
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def zero_rows_skipped(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class _Skip:
+class _Skip(Mark):
     """The forward hook of one thread: the same output, with another way back."""
 
     def __init__(self) -> None:

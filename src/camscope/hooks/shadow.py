@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from camscope.hooks.copying import Mark, clean_copies
+
 Stand = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 _lock = threading.Lock()
 
 
-class Shadow:
+class Shadow(Mark):
     """Stands before a module's own forward: a thread that put something there is sent to it, any other straight on."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -22,14 +24,18 @@ class Shadow:
         stand = self.stands.get(threading.get_ident())
         return stand(self.module, args, kwargs) if stand else type(self.module).forward(self.module, *args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:  # of a copy that another thread makes of the model meanwhile
+    def __getstate__(self) -> dict[str, Any]:  # of a module that copies its attributes in a way of its own
         return {"module": self.module, "stands": {}}
 
 
 @contextmanager
 def shadowed(stands: Mapping[nn.Module, Stand]) -> Iterator[None]:
     """In this thread each module does what is given for it; a module must have its class's forward, see `has_own`."""
-    here = threading.get_ident()
+    with clean_copies():
+        yield from _in_place(stands, threading.get_ident())
+
+
+def _in_place(stands: Mapping[nn.Module, Stand], here: int) -> Iterator[None]:
     with _lock:
         for module, stand in stands.items():
             module.__dict__.setdefault("forward", Shadow(module)).stands[here] = stand
