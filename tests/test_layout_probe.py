@@ -197,7 +197,7 @@ def test_attention_between_tokens_in_place_is_verified_too():
 def test_attention_weights_are_no_image():
     model, _ = net()
     x = torch.randn(3, 64, 64)  # 65 tokens: a plane of 65 x 65 has the input's proportions
-    with pytest.raises(LayerError, match="read as channels_first 65x65, but its cells react to other parts"):
+    with pytest.raises(LayerError, match="holds weights of attention between tokens, which are no image"):
         GradCAM(model, "softmax").explain(x, 1)
 
 
@@ -207,7 +207,7 @@ def test_attention_weights_of_a_convolutional_transformer_are_no_image():
     torch.manual_seed(0)
     model = timm.create_model("visformer_tiny", pretrained=False, num_classes=5).eval()
     x = torch.randn(3, 224, 224)
-    with pytest.raises(LayerError, match="read as channels_first 196x196, but its cells react to other parts"):
+    with pytest.raises(LayerError, match="holds weights of attention between tokens"):
         GradCAM(model, "stage2.0.attn.attn_drop").explain(x, 1)
     assert GradCAM(model, "stage3").explain(x, 1).layout == "channels_first 7x7"
 
