@@ -300,6 +300,7 @@ def test_a_model_that_changes_its_input_is_told_so():
         FullGrad(model).attribute(x, 1)
 
 
+@pytest.mark.filterwarnings("ignore:fullgrad. whether the layer:camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_change_nothing(reentrant):
     class Checkpointed(Steps):

@@ -18,6 +18,7 @@ from camscope.hooks.image_tokens import (
     note_image_tokens,
     note_words,
     query_counts,
+    vocabulary_sizes,
 )
 from camscope.hooks.joins import Joins
 from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
@@ -346,6 +347,8 @@ def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> 
     of its own, whose number may be that of a grid's cells.
     """
     if len(channels) > 1 and int(channels.sum()) == 1:
+        return False
+    if layer.layout.kind == TOKENS and len(channels) in vocabulary_sizes(model):
         return False
     step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
     return layer.layout.kind != TOKENS or not step

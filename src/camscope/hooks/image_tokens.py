@@ -70,6 +70,13 @@ def is_of_words(model: nn.Module, layer: str, tokens: int, lengths: Collection[i
     return tokens in lengths and hasattr(config, "vocab_size")
 
 
+def vocabulary_sizes(model: nn.Module) -> set[int]:
+    """How many words the language models inside a model know: so many channels are an answer at each token."""
+    configs = (getattr(module, "config", None) for module in unwrap(model).modules())
+    sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
+    return {size for size in sizes if isinstance(size, int)}
+
+
 def query_counts(model: nn.Module) -> set[int]:
     """How many queries of its own a detector or a connector has, as its config or its parameters say."""
     counts: set[int] = set()
