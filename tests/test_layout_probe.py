@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from camscope import layout_probe
 from camscope.errors import CamscopeWarning, LayerError
-from camscope.explainers import GradCAM, HiResCAM, RefineCAM, Rollout
+from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
+from camscope.explainers.shares import Shares, taken_apart
 from camscope.hooks.muted import hooks_muted
 from camscope.hooks.spatial_ops import SpatialOps
 from camscope.layers import Layout, Seen, choose_layer, spatial_layers
 from camscope.layout_probe import Finding, Place, Verdict, judge, prove
+from camscope.targets import Score
 from nets import CASES, plain
 from tools import seen_before
 from untouched import untouched
@@ -270,11 +272,12 @@ class Averaged(nn.Module):
         return self.head((weights @ tokens).square().mean(1))
 
 
+@pytest.mark.filterwarnings("ignore:gradcam. nothing in the map:camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize("layer", ["drop", "mean"])
 def test_weights_of_every_rank_and_module_are_no_image_unless_a_layout_is_given(layer):
     torch.manual_seed(0)
     model, x = Averaged().eval(), torch.randn(3, 64, 64)
-    with pytest.raises(LayerError, match="holds weights of attention between tokens|a flattened map"):
+    with pytest.raises(LayerError, match=r"holds weights of attention between tokens|a flattened map"):
         GradCAM(model, layer).explain(x, 1)
     layout = "channels_first" if layer == "drop" else Layout("tokens", (8, 8))
     assert GradCAM(model, layer, layout=layout).explain(x, 1).layer == layer
@@ -301,7 +304,7 @@ class Queries(nn.Module):
 def test_queries_of_a_decoder_are_no_image_though_their_number_is_a_square(layer):
     torch.manual_seed(0)
     model, x = Queries().eval(), torch.randn(3, 32, 32)
-    with pytest.raises(LayerError, match=r"16 queries of a decoder|as many tokens as the model has queries|no image"):
+    with pytest.raises(LayerError, match=r"16 queries of a decoder|as many tokens as the model has queries"):
         GradCAM(model, layer).explain(x, 1)
     assert GradCAM(model, layer, layout=Layout("tokens", (4, 4))).explain(x, 1)
     assert GradCAM(model, "norm").explain(x, 1).status == "ok"
@@ -352,6 +355,32 @@ def test_the_values_of_the_probe_stay_within_those_of_the_image():
     assert all(one.min() >= x.min() - 1e-6 and one.max() <= x.max() + 1e-6 for one in seen)
     changed = torch.stack([(one != x).any(1).double().mean() for one in seen])
     torch.testing.assert_close(changed, torch.full((3,), 1 / 3, dtype=torch.float64), atol=0.01, rtol=0)
+
+
+# --- biases of the whole network
+
+
+def parts_of(model: nn.Module, x: Tensor) -> Shares:
+    (shares,) = taken_apart(x, [Score(model, 1)], FullGrad(model))
+    return shares
+
+
+@pytest.mark.parametrize(
+    "order", [None, snake(), by_columns(), exchanged(0, 2)], ids=["right", "snake", "columns", "rows"]
+)
+def test_biases_of_tokens_lie_on_the_input_only_where_the_tokens_do(order):
+    model, x = net(order=order)
+    for parameter in (model.norm.bias, model.value.bias):
+        nn.init.normal_(parameter)
+    shares = parts_of(model, x[None])
+    assert ("norm" in shares.without_place) is (order is not None)
+    assert not shares.layouts.unverified
+
+
+def test_a_map_of_biases_whose_tokens_mix_all_places_is_flagged():
+    model, x = net(mixed=True)
+    with pytest.warns(CamscopeWarning, match="could not be verified"):
+        assert FullGrad(model).explain(x, 1).status == "layout_unverified"
 
 
 # --- convolutions
