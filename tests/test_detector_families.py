@@ -216,7 +216,9 @@ def test_queries_are_no_image_though_their_number_is_that_of_a_grid(family):
     layers = [name for name, _ in model.named_modules() if name.endswith(("decoder.layers.0", "decoder.layers.1"))]
     assert len(layers) == 2
     for layer in (*layers, "class_labels_classifier"):
-        with pytest.raises(LayerError, match=r"16 queries|as many tokens as the model has queries"):
+        with pytest.raises(
+            LayerError, match=r"16 queries|as many tokens as the model has queries|react to other parts"
+        ):
             LayerCAM(model, layer).explain(x, **asked)
     assert LayerCAM(model, layers[1], layout=Layout("tokens", (4, 4))).explain(x, **asked).layer == layers[1]
     assert "decoder" not in LayerCAM(model).explain(x, **asked).layer
