@@ -55,7 +55,9 @@ def note_words(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
     """Inside the scope, in this thread: `lengths` learns how many words the model's word embeddings are given."""
     for module in unwrap(model).modules():
         size = getattr(getattr(module, "config", None), "vocab_size", None)
-        for part in module.modules() if isinstance(size, int) else ():
+        if not isinstance(size, int):
+            continue
+        for part in module.modules():
             if isinstance(part, nn.Embedding) and part.num_embeddings >= size:
 
                 def note(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
