@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import Box, LayerCAM
-from camscope.errors import TargetError
+from camscope import Box, LayerCAM, Layout
+from camscope.errors import LayerError, TargetError
 from camscope.targets import Score
 from camscope.targets.box import activation_of, detection_heads, detections
 
@@ -206,6 +206,22 @@ class FirstImage(nn.Module):
 
     def forward(self, x):
         return self.model(pixel_values=x, **self.keywords)
+
+
+@pytest.mark.parametrize("family", ["Detr", "ConditionalDetr"])
+def test_queries_are_no_image_though_their_number_is_that_of_a_grid(family):
+    torch.manual_seed(0)
+    model = encoder_decoder(family, num_queries=16).eval()  # 4 x 4 cells of 64 x 64 pixels
+    x, asked = torch.rand(3, 64, 64), {"target": lambda output: output.logits.sum((1, 2))}
+    layers = [name for name, _ in model.named_modules() if name.endswith(("decoder.layers.0", "decoder.layers.1"))]
+    assert len(layers) == 2
+    for layer in (*layers, "class_labels_classifier"):
+        with pytest.raises(
+            LayerError, match=r"16 queries|as many tokens as the model has queries|react to other parts"
+        ):
+            LayerCAM(model, layer).explain(x, **asked)
+    assert LayerCAM(model, layers[1], layout=Layout("tokens", (4, 4))).explain(x, **asked).layer == layers[1]
+    assert "decoder" not in LayerCAM(model).explain(x, **asked).layer
 
 
 def test_logits_that_no_config_explains_are_an_error_that_names_both_ways():

@@ -300,6 +300,7 @@ def test_a_model_that_changes_its_input_is_told_so():
         FullGrad(model).attribute(x, 1)
 
 
+@pytest.mark.filterwarnings("ignore:fullgrad. whether the layer:camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_change_nothing(reentrant):
     class Checkpointed(Steps):
@@ -376,6 +377,7 @@ def test_completeness_refuses_what_fullgrad_refuses_in_words_of_its_own():
 # Numbers
 
 
+@pytest.mark.filterwarnings("ignore:fullgrad. whether the layer:camscope.errors.CamscopeWarning")
 def test_the_map_does_not_depend_on_the_size_of_the_score():
     model, x = steps()
     small = steps()[0]

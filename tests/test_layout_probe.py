@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from camscope import layout_probe
 from camscope.errors import CamscopeWarning, LayerError
-from camscope.explainers import GradCAM, HiResCAM, RefineCAM, Rollout
+from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
+from camscope.explainers.shares import Shares, taken_apart
 from camscope.hooks.muted import hooks_muted
 from camscope.hooks.spatial_ops import SpatialOps
-from camscope.layers import Layout, choose_layer, spatial_layers
+from camscope.layers import Layout, Seen, choose_layer, spatial_layers
 from camscope.layout_probe import Finding, Place, Verdict, judge, prove
+from camscope.targets import Score
 from nets import CASES, plain
 from tools import seen_before
 from untouched import untouched
@@ -109,6 +111,61 @@ def test_tokens_that_all_react_alike_are_undecided():
     assert judge(torch.ones(3, CELLS).double(), Layout("tokens", GRID), LABELS, GRID).verdict is Verdict.UNDECIDED
 
 
+def snake(height: int = 4, width: int = 6) -> Tensor:
+    order = torch.arange(height * width).view(height, width)
+    order[1::2] = order[1::2].flip(1)
+    return order.reshape(-1)
+
+
+def exchanged(first: int, second: int, height: int = 4, width: int = 6) -> Tensor:
+    order = torch.arange(height * width).view(height, width)
+    order[[first, second]] = order[[second, first]]
+    return order.reshape(-1)
+
+
+def partly_shuffled(part: float, height: int, width: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    order = torch.arange(height * width)
+    some = torch.randperm(len(order), generator=generator)[: int(part * len(order))]
+    order[some] = order[some[torch.randperm(len(some), generator=generator)]]
+    return order
+
+
+def orders(height: int, width: int) -> dict[str, Tensor]:
+    plane = torch.arange(height * width).view(height, width)
+    return {
+        "snake": snake(height, width),
+        "two rows exchanged": exchanged(1, 2, height, width),
+        "first and last row exchanged": exchanged(0, height - 1, height, width),
+        "two columns exchanged": exchanged(0, 1, width, height).view(width, height).T.reshape(-1),
+        "upside down": plane.flip(0).reshape(-1),
+        "mirrored": plane.flip(1).reshape(-1),
+        "moved on by a row": plane.roll(1, 0).reshape(-1),
+        "a quarter shuffled": partly_shuffled(0.25, height, width),
+    }
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("order", list(orders(8, 8)))
+def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
+    generator = torch.Generator().manual_seed(0)
+    labels = layout_probe._pattern((8, 8), 0)
+    apart = distances(labels) + noise * torch.rand(3, 64, generator=generator).double()
+    layout = Layout("tokens", (8, 8))
+    assert judge(apart, layout, labels, (8, 8)).verdict is Verdict.VERIFIED
+    wrong = judge(apart[:, orders(8, 8)[order]], layout, labels, (8, 8))
+    assert wrong.verdict is not Verdict.VERIFIED
+    if order != "a quarter shuffled":
+        assert wrong.verdict is Verdict.CONTRADICTED
+
+
+@pytest.mark.parametrize("blocks", [(4, 6), (7, 7), (14, 14), (3, 3, 3)], ids=str)
+def test_the_pattern_tells_other_orders_from_its_own(blocks):
+    field = layout_probe._expected(layout_probe._pattern(blocks, 0), blocks, 0.0)
+    for likeness, order in layout_probe._other_orders(field, field, similar=True):
+        assert float(likeness.max()) < 0.8, order
+
+
 def test_a_right_grid_is_hardly_ever_contradicted_by_noise_alone_and_a_wrong_one_never_verified():
     generator = torch.Generator().manual_seed(0)
     right, wrong = [], []
@@ -170,8 +227,10 @@ def by_columns() -> Tensor:
         {"order": by_columns()},
         {"order": torch.arange(CELLS).flip(0)},
         {"order": torch.randperm(CELLS, generator=torch.Generator().manual_seed(3))},
+        {"order": snake()},
+        {"order": exchanged(0, 2)},
     ],
-    ids=["class token behind", "by columns", "backwards", "shuffled"],
+    ids=["class token behind", "by columns", "backwards", "shuffled", "snake", "two rows exchanged"],
 )
 def test_a_wrong_grid_is_an_error_unless_the_layout_is_given(settings):
     model, x = net(**settings)
@@ -194,10 +253,68 @@ def test_attention_between_tokens_in_place_is_verified_too():
     assert Rollout(model).explain(x, 1).status == "ok"
 
 
+class Averaged(nn.Module):
+    """A softmax whose probabilities are handed on as rows of a sequence (N,L,L), and logits (N,1,L,L) through a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Conv2d(3, 16, 8, 8), nn.LayerNorm(16)
+        self.logits, self.drop, self.mean, self.head = (
+            nn.Identity(),
+            nn.Dropout(0.1),
+            nn.Flatten(0, 1),
+            nn.Linear(16, 5),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.embed(x).flatten(2).mT)
+        weights = self.mean(self.drop((tokens @ tokens.mT / 4).softmax(-1)[:, None]))
+        return self.head((weights @ tokens).square().mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:gradcam. nothing in the map:camscope.errors.CamscopeWarning")
+@pytest.mark.parametrize("layer", ["drop", "mean"])
+def test_weights_of_every_rank_and_module_are_no_image_unless_a_layout_is_given(layer):
+    torch.manual_seed(0)
+    model, x = Averaged().eval(), torch.randn(3, 64, 64)
+    with pytest.raises(LayerError, match=r"holds weights of attention between tokens|a flattened map"):
+        GradCAM(model, layer).explain(x, 1)
+    layout = "channels_first" if layer == "drop" else Layout("tokens", (8, 8))
+    assert GradCAM(model, layer, layout=layout).explain(x, 1).layer == layer
+    assert layer not in [one.name for one in spatial_layers(model, lambda: model(x[None]), (1, 3, 64, 64))]
+
+
+class Queries(nn.Module):
+    """A detector in small: 16 queries, as many as the image has patches, ask the tokens of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Conv2d(3, 16, 8, 8), nn.LayerNorm(16)
+        self.query_embed = nn.Embedding(16, 16)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 2)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.embed(x).flatten(2).mT)
+        queries = self.query_embed.weight.expand(len(x), -1, -1)
+        return self.head(self.decoder(queries, tokens)).amax(1)
+
+
+@pytest.mark.parametrize("layer", ["decoder.layers.0", "decoder.layers.1", "decoder.layers.1.norm3", "head"])
+def test_queries_of_a_decoder_are_no_image_though_their_number_is_a_square(layer):
+    torch.manual_seed(0)
+    model, x = Queries().eval(), torch.randn(3, 32, 32)
+    with pytest.raises(LayerError, match=r"16 queries of a decoder|as many tokens as the model has queries"):
+        GradCAM(model, layer).explain(x, 1)
+    assert GradCAM(model, layer, layout=Layout("tokens", (4, 4))).explain(x, 1)
+    assert GradCAM(model, "norm").explain(x, 1).status == "ok"
+    assert GradCAM(model).explain(x, 1).layer in {"norm", "embed"}
+
+
 def test_attention_weights_are_no_image():
     model, _ = net()
     x = torch.randn(3, 64, 64)  # 65 tokens: a plane of 65 x 65 has the input's proportions
-    with pytest.raises(LayerError, match="read as channels_first 65x65, but its cells react to other parts"):
+    with pytest.raises(LayerError, match="holds weights of attention between tokens, which are no image"):
         GradCAM(model, "softmax").explain(x, 1)
 
 
@@ -207,7 +324,7 @@ def test_attention_weights_of_a_convolutional_transformer_are_no_image():
     torch.manual_seed(0)
     model = timm.create_model("visformer_tiny", pretrained=False, num_classes=5).eval()
     x = torch.randn(3, 224, 224)
-    with pytest.raises(LayerError, match="read as channels_first 196x196, but its cells react to other parts"):
+    with pytest.raises(LayerError, match="holds weights of attention between tokens"):
         GradCAM(model, "stage2.0.attn.attn_drop").explain(x, 1)
     assert GradCAM(model, "stage3").explain(x, 1).layout == "channels_first 7x7"
 
@@ -238,6 +355,32 @@ def test_the_values_of_the_probe_stay_within_those_of_the_image():
     assert all(one.min() >= x.min() - 1e-6 and one.max() <= x.max() + 1e-6 for one in seen)
     changed = torch.stack([(one != x).any(1).double().mean() for one in seen])
     torch.testing.assert_close(changed, torch.full((3,), 1 / 3, dtype=torch.float64), atol=0.01, rtol=0)
+
+
+# --- biases of the whole network
+
+
+def parts_of(model: nn.Module, x: Tensor) -> Shares:
+    (shares,) = taken_apart(x, [Score(model, 1)], FullGrad(model))
+    return shares
+
+
+@pytest.mark.parametrize(
+    "order", [None, snake(), by_columns(), exchanged(0, 2)], ids=["right", "snake", "columns", "rows"]
+)
+def test_biases_of_tokens_lie_on_the_input_only_where_the_tokens_do(order):
+    model, x = net(order=order)
+    for parameter in (model.norm.bias, model.value.bias):
+        nn.init.normal_(parameter)
+    shares = parts_of(model, x[None])
+    assert ("norm" in shares.without_place) is (order is not None)
+    assert not shares.layouts.unverified
+
+
+def test_a_map_of_biases_whose_tokens_mix_all_places_is_flagged():
+    model, x = net(mixed=True)
+    with pytest.warns(CamscopeWarning, match="could not be verified"):
+        assert FullGrad(model).explain(x, 1).status == "layout_unverified"
 
 
 # --- convolutions
@@ -388,7 +531,7 @@ def test_the_text_tower_of_a_siglip_model_is_no_image():
             return self.model(input_ids=ids, pixel_values=x).logits_per_image
 
     both, x = Wrapper().eval(), torch.randn(3, 64, 64)
-    with pytest.raises(LayerError, match="it does not depend on the image"):
+    with pytest.raises(LayerError, match="64 words, which lie on no grid"):
         GradCAM(both, "model.text_model.final_layer_norm").explain(x, 0)
     assert GradCAM(both).explain(x, 0).layer.startswith("model.vision_model")
 
@@ -453,6 +596,32 @@ def test_a_layer_of_the_vision_tower_is_read_as_ever(llava):
     model = Prompted(llava, [*PATCHES, 5]).eval()  # 17 tokens here and there, at other places
     x = torch.randn(3, 32, 32, dtype=torch.float64)
     assert GradCAM(model, "model.model.vision_tower.pre_layrnorm").explain(x, 7).layout == "tokens 1+4x4"
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+@pytest.mark.parametrize(("before", "behind"), [(1, 3), (0, 3), (3, 0)])
+def test_the_layer_that_is_chosen_holds_the_image_where_the_input_ids_say(llava, before, behind):
+    model = Prompted(llava, [*range(3, 3 + before), *PATCHES, *range(30, 30 + behind)]).eval()
+    explanation = GradCAM(model).explain(torch.randn(3, 32, 32, dtype=torch.float64), 7)
+    assert explanation.layer != "model"
+    vision = "vision_tower" in explanation.layer
+    assert explanation.layout == f"tokens {1 if vision else before}+4x4"
+
+
+def test_the_image_in_what_the_whole_model_returns_is_where_the_input_ids_hold_it(llava):
+    model = Prompted(llava, [1, 2, *PATCHES, 5, 6, 7]).eval()
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    layers = {one.name: str(one.layout) for one in spatial_layers(model, lambda: model(x), x.shape)}
+    outputs = ("model", "model.model", "model.lm_head", "model.model.language_model.norm")
+    assert {name: layers[name] for name in outputs if name in layers} == {
+        name: "tokens 2+4x4" for name in outputs if name in layers
+    }
+    assert "model" in layers
+
+
+def test_two_pieces_of_one_length_are_not_told_apart_by_guessing():
+    with pytest.raises(LayerError, match="start at 0 and 17: either may be the image"):
+        Seen(joined={33: (16, 17), 17: (1, 16)}).before(33, 16)
 
 
 @pytest.mark.parametrize(

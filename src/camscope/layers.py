@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.base import Hooks, find_layer, here_only, unwrap
-from camscope.hooks.image_tokens import has_image_tokens, is_in_language_model, note_image_tokens
+from camscope.hooks.image_tokens import (
+    has_image_tokens,
+    holds_image_tokens,
+    is_of_queries,
+    is_of_words,
+    note_image_tokens,
+    note_words,
+    query_counts,
+    vocabulary_sizes,
+)
 from camscope.hooks.joins import Joins
 from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
 from camscope.hooks.tap import Tap
@@ -28,7 +37,7 @@ from camscope.layouts import (
     per_frame_remedy,
     read_layout,
 )
-from camscope.structure import the_tensor
+from camscope.structure import is_attention, the_tensor
 from camscope.wording import plural
 
 __all__ = [
@@ -49,6 +58,7 @@ __all__ = [
     "noting",
     "read_layout",
     "spatial_layers",
+    "suspicion_of",
 ]
 
 ENCODERS = ("backbone", "encoder", "vision_model")
@@ -67,11 +77,13 @@ class SpatialLayer:
     """A layer whose output has a grid, in the order in which layers finish.
 
     `by_construction`: convolutions, pools and elementwise steps made it of the input, so that its grid needs no proof.
+    `suspicion`: see `suspicion_of`.
     """
 
     name: str
     layout: Layout
     by_construction: bool = field(default=False, compare=False)
+    suspicion: str = field(default="", compare=False)
 
 
 def noting(model: nn.Module, scope: ExitStack) -> Seen:
@@ -86,16 +98,20 @@ def noting(model: nn.Module, scope: ExitStack) -> Seen:
             seen.grids.add(tuple(output.shape[2:]))
 
     def note_last_axis(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        seen.works_on_last_axis |= isinstance(output, Tensor) and output.ndim > 2
+        if isinstance(output, Tensor) and output.ndim > 2:
+            seen.works_on_last_axis = True
+            seen.lengths.add(math.prod(output.shape[1:-1]))
 
     for module in unwrap(model).modules():
         if isinstance(module, MAKING_GRIDS):
             scope.callback(module.register_forward_hook(here_only(note)).remove)
         elif type(module) is nn.LayerNorm or isinstance(module, nn.Linear):
             scope.callback(module.register_forward_hook(here_only(note_last_axis)).remove)
-    if any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
+    embeds = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
+    if embeds or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
         scope.enter_context(Joins(seen.joined))
     note_image_tokens(model, scope, seen.image_tokens)
+    note_words(model, scope, seen.words)
     return seen
 
 
@@ -112,6 +128,9 @@ def layout_of(
     Hiera keeps the tokens of a window together until it merges them: only then they are in rows.
     """
     found = _layout(model, name, output.shape, x.shape, seen, layout)
+    reason = "" if layout else _no_image(model, name, output.shape, is_attention(output), found, x.shape, seen)
+    if reason:
+        raise LayerError(f"{reason}; choose another layer, or pass layout= if you know that it lies on a grid")
     merged = _merged_by(model)
     patches = max(map(math.prod, seen.grids), default=0)
     if merged > 1 and found.kind == TOKENS and layout is None and math.prod(found.grid) * merged > patches:
@@ -131,9 +150,45 @@ def _layout(
     layout: str | Layout | None = None,
 ) -> Layout:
     """As `read_layout`, but where a layer of a vision-language model holds the image is read from the input ids."""
-    if layout is None and len(shape) == 3 and is_in_language_model(model, name) and has_image_tokens(model):
+    in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
+    if in_sequence and holds_image_tokens(model, name, shape[1], seen.image_tokens):
         return image_token_layout(shape, input_shape, seen)
     return read_layout(shape, input_shape, find_layer(model, name)[1], layout, seen)
+
+
+def _no_image(
+    model: nn.Module,
+    name: str,
+    shape: Sequence[int],
+    is_shares: bool,
+    layout: Layout,
+    input_shape: Sequence[int],
+    seen: Seen,
+) -> str:
+    """Why an output that has the shape of a grid is none all the same: weights of attention, queries or words; else ""."""
+    shape = tuple(shape)
+    of_weights = {
+        CHANNELS_FIRST: len(shape) == 4,
+        CHANNELS_LAST: len(shape) == 4 and is_askew(layout.grid, input_shape[2:]),
+        TOKENS: shape[1] == shape[-1],
+    }
+    if is_shares and of_weights[layout.kind]:
+        return f"output {shape} holds weights of attention between tokens, which are no image: each row adds up to 1"
+    if layout.kind == TOKENS and is_of_queries(model, name, shape[1]):
+        return f"output {shape} holds {shape[1]} queries of a decoder, which lie on no grid"
+    if layout.kind == TOKENS and not has_image_tokens(model) and is_of_words(model, name, shape[1], seen.words):
+        return f"output {shape} holds {shape[1]} words, which lie on no grid"
+    return ""
+
+
+def suspicion_of(model: nn.Module, layout: Layout, shape: Sequence[int], seen: Seen) -> str:
+    """Why an output is taken for no image where the probe decides nothing: it has the shape of something else; else ""."""
+    counts = seen.lengths | set(map(math.prod, seen.grids))
+    if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
+        return f"it has the shape of weights between {shape[2]} tokens, and its cells do not react in place"
+    if layout.kind == TOKENS and shape[1] in query_counts(model):
+        return f"it has as many tokens as the model has queries, {shape[1]}, and its cells do not react in place"
+    return ""
 
 
 def _merged_by(model: nn.Module) -> int:
@@ -147,13 +202,14 @@ def _merged_by(model: nn.Module) -> int:
 
 def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Sequence[int]) -> list[SpatialLayer]:
     """Every layer with more than one cell, from one forward pass `run`, in the order in which the layers finish."""
-    finished: dict[str, tuple[torch.Size, bool]] = {}
+    finished: dict[str, tuple[torch.Size, bool, bool]] = {}
 
     def note(name: str, module: nn.Module, output: object) -> None:
         finished.pop(name, None)
         with suppress(LayerError):
             tensor = the_tensor(name, output)[1]
-            finished[name] = tensor.shape, isinstance(module, CONVOLUTIONAL) if ops is None else ops.made(tensor)
+            made = isinstance(module, CONVOLUTIONAL) if ops is None else ops.made(tensor)
+            finished[name] = tensor.shape, made, not made and is_attention(tensor)
 
     with torch.no_grad(), Hooks() as hooks:
         seen = noting(model, hooks)
@@ -165,11 +221,12 @@ def spatial_layers(model: nn.Module, run: Callable[[], object], input_shape: Seq
                 hooks.hold(module.register_forward_hook(hook))
         run()
     found = []
-    for name, (shape, made) in finished.items():
+    for name, (shape, made, weights) in finished.items():
         with suppress(LayerError):
             layout = _layout(model, name, shape, input_shape, seen)
             made = made and layout.kind == CHANNELS_FIRST
-            found += [SpatialLayer(name, layout, made)] if math.prod(layout.grid) > 1 else []
+            if math.prod(layout.grid) > 1 and not _no_image(model, name, shape, weights, layout, input_shape, seen):
+                found += [SpatialLayer(name, layout, made, suspicion_of(model, layout, shape, seen))]
     return found
 
 
@@ -211,7 +268,10 @@ def _finding(
     if layer.by_construction:
         return Finding(Verdict.BY_CONSTRUCTION)
     alike = [Place(layer.name), *(Place(one.name) for one in others if one.layout == layer.layout)]
-    return prove(model, list(dict.fromkeys(alike)), layer.layout, x, run)[0]
+    finding = prove(model, list(dict.fromkeys(alike)), layer.layout, x, run)[0]
+    if finding.verdict is Verdict.UNDECIDED and layer.suspicion:
+        return Finding(Verdict.CONTRADICTED, layer.suspicion)
+    return finding
 
 
 def choose_layer(
@@ -311,6 +371,8 @@ def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> 
     of its own, whose number may be that of a grid's cells.
     """
     if len(channels) > 1 and int(channels.sum()) == 1:
+        return False
+    if layer.layout.kind == TOKENS and len(channels) in vocabulary_sizes(model):
         return False
     step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
     return layer.layout.kind != TOKENS or not step

@@ -2,8 +2,12 @@
 
 A shape alone does not say which token lies where: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
 model runs three more times. Each run replaces another third of the cells, drawn at random, in the input by noise. A token
-that lies over a cell changes most in the run that replaces that cell, and hardly between the other two. Each token is
-compared with itself only, so that neither its scale nor what all tokens have in common counts.
+that lies over a cell changes most in the run that replaces that cell, and hardly between the other two. What all tokens
+take from a run in common is left out, and each token is compared with itself only, so that its scale does not count.
+
+A sequence that is right in most places reacts in place as a whole. So the layout is also compared with others that differ
+from it in part: two rows or columns exchanged, some or all of them mirrored, moved on, or read by columns. It is
+verified only where it explains the reactions better than each of those, and where no cells stand out from the others.
 """
 
 import math
@@ -13,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -28,12 +32,15 @@ from camscope.structure import the_tensor
 from camscope.wording import plural
 
 RUNS = 3
-MAX_TOKENS_EACH_ALONE = 32**2  # more of them are replaced in blocks, as the cells of maps
+MAX_TOKENS_EACH_ALONE = 64**2  # more of them are replaced in blocks, as the cells of maps
 MAX_CELLS_EACH_ALONE = 8  # along an axis of a map; of a finer one, blocks of cells are replaced together
 BLOCKS_PER_AXIS = {1: 16, 2: 4, 3: 3}
 MAX_SHIFT = 9  # tokens by which a prefix may be wrong
 FEW_BLOCKS = 9  # below, agreement by chance is likely, and more of it is asked for
-PATTERNS = 64  # random patterns, of which the one is taken that is least like itself elsewhere
+PATTERNS, PATTERN_CELLS = (
+    256,
+    2**17,
+)  # random patterns, and cells of all, of which the one least like itself elsewhere is taken
 
 VERIFIED = ((3.0, 0.25), (2.5, 0.7))  # z and agreement: one pair must be reached
 VERIFIED_AGREEMENT_OF_FEW, MIN_REACTION = 0.8, 0.01
@@ -42,6 +49,20 @@ MAX_WRONG_AGREEMENT = 0.4  # of cells each of which sees one part of the image
 LOCALITY, LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the z alone would be too large
 OTHER_PLACE_Z, OTHER_PLACE_AGREEMENT = 3.5, 0.6
 OTHER_PLACE_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
+
+SPREADS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a part of its own
+SPREAD_CELLS = 3  # how far
+MIN_EVIDENCE = 3.0  # log likelihood ratio of the layout against each other order of its cells
+MAX_COUNTEREVIDENCE, OTHER_ORDER_FIT = -15.0, 0.7  # of an order that is right instead, and its correlation
+SAME_ORDER = 0.98  # correlation of two orders that the pattern does not tell apart
+ROUNDING = 1e-5  # of the largest distance between two runs
+WHOLE_ORDERS = ("backwards", "with every other line backwards", "read by columns")
+MIN_UNEXPLAINED = 1e-3  # of the reactions, for rounding
+MAX_UNEXPLAINED = 0.62  # more of the reactions could hide that a quarter of the tokens is out of place
+PATCHY_RATIO, PATCHY_UNEXPLAINED = (
+    0.4,
+    0.08,
+)  # median by mean of what is unexplained of a cell; its part of all reactions
 
 Run = Callable[[Tensor], object]
 Read = Callable[[Run, Tensor], "list[Tensor | None]"]
@@ -201,22 +222,22 @@ def _blocks(layout: Layout) -> tuple[int, ...]:
     )
 
 
+@lru_cache(maxsize=64)
 def _pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """(blocks,): the run that replaces each block; as unlike itself shifted or transposed as can be."""
+    """(blocks,): the run that replaces each block; as unlike itself shifted or in another order as can be."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
     even = torch.arange(count, device="cpu") % RUNS
-    drawn = [even[torch.randperm(count, generator=generator, device="cpu")] for _ in range(PATTERNS)]
+    drawn = [
+        even[torch.randperm(count, generator=generator, device="cpu")]
+        for _ in range(max(8, min(PATTERNS, PATTERN_CELLS // count)))
+    ]
 
     def likeness(labels: Tensor) -> float:
-        shifted = [(labels[k:] == labels[:-k]).double().mean() for k in range(1, min(count - 1, MAX_SHIFT) + 1)]
-        plane = labels.view(blocks)
-        turned = [
-            (plane.transpose(i, i + 1).reshape(-1) == labels).double().mean()
-            for i in range(len(blocks) - 1)
-            if min(blocks[i : i + 2]) > 1
-        ]
-        return max(map(float, (*shifted, *turned)), default=0.0)
+        shifted = [float((labels[k:] == labels[:-k]).double().mean()) for k in range(1, min(count - 1, MAX_SHIFT) + 1)]
+        field = _expected(labels, blocks, 0.0)
+        other = [float(value.max()) for value, _ in _other_orders(field, field, similar=True) if value.numel()]
+        return max((*shifted, *other), default=0.0)
 
     return min(drawn, key=likeness)
 
@@ -288,10 +309,19 @@ def _judged(
     if len(usable) < RUNS or len({row.shape for row in usable}) > 1:
         return Finding(Verdict.UNDECIDED)
     # [p]: how far the two runs are apart that leave the cells of run p as they are
-    apart = torch.stack([(usable[p - 1] - usable[p - 2]).norm(dim=-1).double().mean(0) for p in range(RUNS)]).cpu()
+    apart = torch.stack([_distance(usable[p - 1] - usable[p - 2], layout) for p in range(RUNS)]).cpu()
     if not bool(apart.isfinite().all()):
         return Finding(Verdict.UNDECIDED)
     return judge(apart, layout, labels, blocks, covered)
+
+
+def _distance(difference: Tensor, layout: Layout) -> Tensor:
+    """(N,T,K) -> (T,): how far two runs are apart at each position, without what they are at all positions of the grid."""
+    start = layout.prefix if layout.kind == TOKENS else 0
+    common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
+    apart = (difference - common).norm(dim=-1)
+    scale = difference.norm(dim=-1).amax()  # what is left of equal numbers is rounding
+    return torch.where(apart > ROUNDING * scale, apart, 0).double().mean(0)
 
 
 def judge(
@@ -322,10 +352,16 @@ def judge(
     best = max(_other_places(reaction, labels, block_of_cell, cells, layout), default=(0.0, 0.0, ""))
     if local < MIN_REACTION:
         return Finding(Verdict.UNDECIDED)
-    if few and agreement >= VERIFIED_AGREEMENT_OF_FEW:
-        return Finding(Verdict.VERIFIED)
-    if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED):
-        return Finding(Verdict.VERIFIED)
+    order = _order(here, labels, blocks, blocks_here, strict=layout.kind == TOKENS)
+    if order.is_sure:
+        if few and agreement >= VERIFIED_AGREEMENT_OF_FEW:
+            return Finding(Verdict.VERIFIED)
+        if own >= best[0] and any(z >= least and agreement >= part for least, part in VERIFIED):
+            return Finding(Verdict.VERIFIED)
+    if order.is_wrong and not few:
+        return Finding(
+            Verdict.CONTRADICTED, f"its cells react to other parts of the image; they react like {layout} {order.other}"
+        )
     # few cells agree with one of several other places by chance
     elsewhere = (
         not few
@@ -342,6 +378,103 @@ def judge(
         like = f"; they react like {best[2]}" if elsewhere else ""
         return Finding(Verdict.CONTRADICTED, f"its cells react to other parts of the image{like}")
     return Finding(Verdict.UNDECIDED)
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a layout compares with other orders of its cells: `other` is the best of them, or ""."""
+
+    is_sure: bool
+    is_wrong: bool
+    other: str = ""
+
+
+def _order(values: Tensor, labels: Tensor, blocks: Sequence[int], block: Tensor, *, strict: bool) -> Order:
+    """Whether cells (3,cells) of the blocks `block` (cells,) react in this order rather than in another.
+
+    `strict`: whether single rows and columns may be out of place, as those of a sequence of tokens may, but not of a map.
+    """
+    count = math.prod(blocks)
+    sums = values.new_zeros(RUNS, count).index_add_(1, block, values)
+    cells = values.new_zeros(count).index_add_(0, block, values.new_ones(len(block)))
+    covered = cells > 0
+    reaction = torch.where(covered, sums / cells.clamp(min=1), 0)
+    reaction = torch.where(covered, reaction - reaction[:, covered].mean(1, keepdim=True), 0).view(RUNS, *blocks)
+    size = float(reaction.norm())
+    if size == 0 or int(covered.sum()) < 2:
+        return Order(is_sure=False, is_wrong=False)
+    fields = [torch.where(covered.view(*blocks), _expected(labels, blocks, spread), 0).to(values) for spread in SPREADS]
+    fits = [float((reaction * field).sum() / (size * field.norm())) for field in fields]
+    fit = max(fits)
+    field = fields[fits.index(fit)]
+    evidence, name, fit_of_other = math.inf, "", 0.0
+    fitting = _other_orders(reaction, field, similar=False)
+    likeness = _other_orders(field, field, similar=True)
+    unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED
+    for (found, other), (same, _) in zip(fitting, likeness, strict=True):
+        told_apart = found[same < SAME_ORDER] / (size * float(field.norm()))
+        if len(told_apart) and (strict or other in WHOLE_ORDERS):
+            best = float(told_apart.max())
+            ratio = int(covered.sum()) * math.log((1 - max(best, 0.0) ** 2 + MIN_UNEXPLAINED) / unexplained)
+            if ratio < evidence:
+                evidence, name, fit_of_other = ratio, other, best
+    rest = (
+        (reaction - reaction.new_tensor(fit * size / float(field.norm())) * field).square().sum(0).reshape(-1)[covered]
+    )
+    patchy = unexplained >= PATCHY_UNEXPLAINED and float(rest.median()) < PATCHY_RATIO * float(rest.mean())
+    in_part = strict and (patchy or unexplained > MAX_UNEXPLAINED)
+    return Order(
+        is_sure=evidence >= (MIN_EVIDENCE if strict else 0) and not in_part,
+        is_wrong=evidence <= MAX_COUNTEREVIDENCE and fit_of_other >= OTHER_ORDER_FIT,
+        other=name,
+    )
+
+
+def _expected(labels: Tensor, blocks: Sequence[int], spread: float) -> Tensor:
+    """(3,*blocks): how much each block is expected to react to each run, if it takes a part from its neighbors."""
+    plane = nn.functional.one_hot(labels, RUNS).mT.double().view(RUNS, *blocks)
+    for axis, length in enumerate(blocks, start=1):
+        place = torch.arange(length, device=labels.device)
+        away = (place[:, None] - place).abs()
+        weights = torch.where(away <= SPREAD_CELLS, spread ** away.double(), 0)  # 0 ** 0 is 1
+        plane = torch.tensordot(plane, weights, dims=([axis], [1])).movedim(-1, axis)
+    plane = plane - plane.mean(0)
+    return plane - plane.flatten(1).mean(1).view(-1, *[1] * len(blocks))
+
+
+def _other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
+    """The products of reactions and fields (3,*blocks) in other orders, (orders,) each, and what is different in them.
+
+    `similar`: as parts of the product of the field with itself, and of those cells only that are elsewhere.
+    """
+    own = (reaction * field).sum()
+    axes = range(1, field.ndim)
+
+    def of_orders(change: Tensor, moved: Tensor) -> Tensor:
+        return 1 + change / moved.clamp(min=1e-12) if similar else own + change
+
+    for axis in axes:
+        lines, others = (one.movedim(axis, 1).flatten(2) for one in (reaction, field))
+        products = torch.einsum("pic,pjc->ij", lines, others)
+        line = products.diagonal()
+        first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
+        moved = line[first] + line[second]
+        yield of_orders(products[first, second] + products[second, first] - moved, moved), "with two lines exchanged"
+        for mirrored in axes:
+            turned = (reaction * field.flip(mirrored)).movedim(axis, 1).flatten(2).sum((0, 2)) - line
+            if mirrored == axis:
+                yield of_orders(turned.sum()[None], line.sum()[None]), "backwards"
+                continue
+            yield of_orders(turned, line), "with a line backwards"
+            halves = [(turned[start::2].sum(), line[start::2].sum()) for start in (0, 1)]
+            change, moved = (torch.stack(values) for values in zip(*halves, strict=True))
+            yield of_orders(change, moved), "with every other line backwards"
+        if len(line) > 1:
+            rolled = torch.stack([(reaction * field.roll(by, axis)).sum() for by in range(1, len(line))])
+            yield of_orders(rolled - own, own[None]), "moved on by some lines"
+    if field.ndim == 3:
+        turned = (reaction * field.mT.reshape(field.shape)).sum()[None]
+        yield of_orders(turned - own, own[None]), "read by columns"
 
 
 def _centered(values: Tensor) -> Tensor:

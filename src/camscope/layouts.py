@@ -54,16 +54,27 @@ class Seen:
     joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
     works_on_last_axis: bool = False  # whether a LayerNorm or a Linear took more than (N,K)
     image_tokens: dict[int, tuple[int, ...] | None] = field(default_factory=dict)  # positions, by sequence length
+    lengths: set[int] = field(default_factory=set)  # of the sequences that LayerNorms and Linears took
+    words: set[int] = field(default_factory=set)  # how many words a language model was given
 
     def before(self, tokens: int, cells: int) -> int | None:
-        """Tokens in front of the piece of so many cells; None where no such piece was seen."""
+        """Tokens in front of the piece of so many cells; None where no such piece was seen, LayerError where two were."""
+        starts = list(self._starts(tokens, cells))
+        if len(starts) > 1:
+            raise LayerError(
+                f"{tokens} tokens were joined of several pieces of {cells}, which start at {' and '.join(map(str, starts))}: "
+                f"either may be the image; pass layout=Layout('tokens', grid, prefix), or reshape="
+            )
+        return starts[0] if starts else None
+
+    def _starts(self, tokens: int, cells: int) -> Iterator[int]:
         start = 0
         for piece in self.joined.get(tokens, ()):
-            inside = 0 if piece == cells else self.before(piece, cells) if piece < tokens else None
-            if inside is not None:
-                return start + inside
+            if piece == cells:
+                yield start
+            elif piece < tokens:
+                yield from (start + inside for inside in self._starts(piece, cells))
             start += piece
-        return None
 
 
 NOTHING = Seen()

@@ -11,6 +11,7 @@ from torch import Tensor
 from camscope.errors import LayerError
 
 Path = tuple[Any, ...]
+MAX_SHARES_OFF = 1e-2  # by which attention weights may miss 1, in half precision
 
 
 def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
@@ -91,10 +92,24 @@ def the_tensor(name: str, output: object, key: str | int | None = None) -> tuple
 
 
 def _is_attention_weights(leaf: Tensor, beside: Sequence[Tensor]) -> bool:
-    """Whether a tensor (N,heads,T,S) is the weights to a context (N,T,K) that is returned with it."""
+    """Whether a tensor (N,heads,T,S) or (N,T,S) is the weights to a context (N,T,K) that is returned with it."""
+    if leaf.ndim == 3:
+        contexts = [other for other in beside if other is not leaf and other.shape[:2] == leaf.shape[:2]]
+        return bool(contexts) and is_attention(leaf) and not any(map(is_attention, contexts))
     if leaf.ndim != 4 or not any(other.ndim == 3 and other.shape[:2] == leaf.shape[::2] for other in beside):
         return False
     return leaf.shape[2] == leaf.shape[3] or bool((leaf.detach().sum(3) - 1).abs().max() < 1e-2)
+
+
+def is_attention(tensor: Tensor) -> bool:
+    """Whether each row along the last axis is made of shares: none is below 0, and they add up to 1."""
+    if tensor.ndim < 3 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
+        return False
+    first = tensor.detach()[:1].float()
+    for rows in (first.flatten(0, -2)[:1], first):  # one row says it of most
+        if not bool((rows >= 0).all()) or not bool(((rows.sum(-1) - 1).abs() < MAX_SHARES_OFF).all()):
+            return False
+    return True
 
 
 def shown(path: Path) -> str:

@@ -57,7 +57,7 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     from camscope.explainers.scope import home, survey
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers import CONVOLUTIONAL, layout_of, noting
+    from camscope.layers import CONVOLUTIONAL, layout_of, noting, suspicion_of
     from camscope.layout_probe import Place, Verdict, prove, refusal
 
     inner, card = survey(net).model, card_of(net)
@@ -71,6 +71,8 @@ def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> 
     layout = layout_of(inner, name, output, x, seen)
     if not isinstance(module, CONVOLUTIONAL):
         (finding,) = prove(inner, [Place(name)], layout, x, inner)
-        if finding.verdict is Verdict.CONTRADICTED:
-            raise refusal(f"layer {name!r}", layout, finding.reason)
+        undecided = finding.verdict is Verdict.UNDECIDED
+        reason = suspicion_of(inner, layout, output.shape, seen) if undecided else finding.reason
+        if finding.verdict is Verdict.CONTRADICTED or reason:
+            raise refusal(f"layer {name!r}", layout, reason)
     return layout.to_maps(output)[0]

@@ -41,7 +41,14 @@ class WholeNetwork(Explainer):
         """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
         every = taken_apart(x, scores, self)
         return [
-            Maps(one.map(), zero_gradient=~one.reached, constant_score=one.faint, own=self.said(one)) for one in every
+            Maps(
+                share.map(),
+                zero_gradient=~share.reached,
+                constant_score=share.faint,
+                own=self.said(share),
+                unverified=share.layouts.unverified,
+            )
+            for share in every
         ]
 
     def said(self, shares: Shares) -> tuple[tuple[str, ...], ...]:

@@ -21,7 +21,7 @@ from camscope.hooks.replay import Replay
 from camscope.hooks.rows import zero_rows_skipped
 from camscope.hooks.spatial_ops import SpatialOps, may_be_watched
 from camscope.hooks.tap import Call, Tap
-from camscope.layers import CHANNELS_FIRST, CONVOLUTIONAL, Layout, Seen, is_askew, layout_of, noting
+from camscope.layers import CHANNELS_FIRST, CONVOLUTIONAL, Layout, Seen, is_askew, layout_of, noting, suspicion_of
 from camscope.layout_probe import Finding, Place, Verdict, is_known, known_finding, prove, refusal, remember
 from camscope.targets import Score, full_precision
 from camscope.wording import plural
@@ -151,6 +151,9 @@ class Pass(ExitStack):
                 return score.forward(inputs, None if len(inputs) == len(x) else first)
 
             found = prove(score.model, [places[number]], layout, x, run, shares=self._shares)[0]
+        if found.verdict is Verdict.UNDECIDED:
+            suspicion = suspicion_of(score.model, layout, calls[number].activation.shape, self._seen)
+            found = Finding(Verdict.CONTRADICTED, suspicion) if suspicion else found
         if found.verdict is Verdict.CONTRADICTED:
             raise refusal(f"layer {layer!r}", layout, found.reason)
         return found

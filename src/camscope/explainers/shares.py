@@ -1,17 +1,19 @@
 """Shares: what a score is the sum of, the input's part and every bias's, as one forward and one backward pass show it."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.biases import Bias, Watch
+from camscope.explainers.biases import Bias, Layouts, Watch
 from camscope.explainers.grids import on_grid
 from camscope.explainers.maps import is_faint
 from camscope.explainers.scope import OnNonFinite, checked_finite
 from camscope.hooks.input_gradient import Staying, with_gradients
+from camscope.layers import noting
 from camscope.targets import Score, full_precision
 
 
@@ -51,6 +53,7 @@ class Shares:
     score: Tensor
     method: Parting
     precision: float
+    layouts: Layouts
     grids: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     without_place: dict[str, None] = field(default_factory=dict)
 
@@ -71,7 +74,7 @@ class Shares:
         checked_finite(f"the gradient at {bias.layer}", gradient, self.method.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.samples, 0)
         values = self.method.term(gradient, bias)
-        maps = bias.maps(values, self.x)
+        maps = bias.maps(values, self.x, self.layouts)
         placed = 0 if maps is None else maps.flatten(1).sum(1)
         self.placed += placed
         if maps is None or maps.numel() < values.numel():
@@ -120,14 +123,18 @@ def _one_pass(x: Tensor, scores: Sequence[Score], method: Parting, staying: Stay
         now[-1].add(bias, gradient)
 
     leaf = x.detach().requires_grad_()
-    with staying, Watch(scores[0].model, arrived, limits=method.limits):
+    watch = Watch(scores[0].model, arrived, limits=method.limits)
+    with staying, ExitStack() as scope:
+        seen = noting(scores[0].model, scope)
+        scope.enter_context(watch)
         # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
         output = scores[0].forward(leaf.clone())
+    layouts = Layouts(scores[0], leaf.detach(), seen, watch.shapes)
     torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on
     every = [score.read(output, len(x)) for score in scores]  # all questions are checked before any backward
     checked_finite("the score", torch.cat(every), method.on_nonfinite)
     for i, values in enumerate(every):
-        now.append(Shares(leaf.detach(), full_precision(values.detach()), method, scores[i].precision))
+        now.append(Shares(leaf.detach(), full_precision(values.detach()), method, scores[i].precision, layouts))
         if not values.requires_grad:
             return None
         more = i + 1 < len(every)

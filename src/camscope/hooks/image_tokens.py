@@ -1,6 +1,7 @@
 """Image tokens: where a vision-language model puts the patches of the image among the words."""
 
 import inspect
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,13 +11,17 @@ from camscope.hooks.base import here_only, unwrap
 from camscope.hooks.copying import mark_flags
 
 TOKEN_SETTINGS = ("image_token_id", "image_token_index")
+QUERY_SETTINGS = ("num_queries", "num_query_tokens", "num_object_queries")
 
 Positions = dict[int, tuple[int, ...] | None]  # by the length of a sequence; None where samples differ
 
 
 def image_token_of(module: nn.Module) -> int | None:
     """The token that stands for a patch of the image in the input ids, if the module's config names one."""
-    config = getattr(module, "config", None)
+    return _image_token(getattr(module, "config", None))
+
+
+def _image_token(config: object) -> int | None:
     found = (getattr(config, name, None) for name in TOKEN_SETTINGS)
     return next((token for token in found if isinstance(token, int) and not isinstance(token, bool)), None)
 
@@ -26,14 +31,77 @@ def has_image_tokens(model: nn.Module) -> bool:
     return any(image_token_of(module) is not None for module in unwrap(model).modules())
 
 
-def is_in_language_model(model: nn.Module, layer: str) -> bool:
-    """Whether the nearest config around a layer is that of a language model: it has a vocabulary."""
+def _nearest_config(model: nn.Module, layer: str) -> object:
+    """The config of the layer, or of the nearest module around it that has one; else None."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
         if config is not None:
-            return hasattr(config, "vocab_size")
-    return False
+            return config
+    return None
+
+
+def holds_image_tokens(model: nn.Module, layer: str, tokens: int, positions: Positions) -> bool:
+    """Whether a layer's so many tokens are those of the input ids: in a language model, or in what wraps one with its image.
+
+    A tower for the image has a config of its own; what the whole model returns, and its head, have none with a vocabulary.
+    """
+    config = _nearest_config(model, layer)
+    if config is None:
+        return False
+    return hasattr(config, "vocab_size") or (_image_token(config) is not None and tokens in positions)
+
+
+def note_words(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
+    """Inside the scope, in this thread: `lengths` learns how many words the model's word embeddings are given."""
+    for module in unwrap(model).modules():
+        size = getattr(getattr(module, "config", None), "vocab_size", None)
+        if not isinstance(size, int):
+            continue
+        for part in module.modules():
+            if isinstance(part, nn.Embedding) and part.num_embeddings >= size:
+
+                def note(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+                    lengths.update(one.shape[1] for one in args[:1] if isinstance(one, Tensor) and one.ndim == 2)
+
+                scope.callback(part.register_forward_hook(here_only(note)).remove)
+
+
+def is_of_words(model: nn.Module, layer: str, tokens: int, lengths: Collection[int]) -> bool:
+    """Whether a layer's so many tokens are words: it belongs to a language model that was given so many."""
+    config = _nearest_config(model, layer)
+    return tokens in lengths and hasattr(config, "vocab_size")
+
+
+def vocabulary_sizes(model: nn.Module) -> set[int]:
+    """How many words the language models inside a model know: so many channels are an answer at each token."""
+    configs = (getattr(module, "config", None) for module in unwrap(model).modules())
+    sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
+    return {size for size in sizes if isinstance(size, int)}
+
+
+def query_counts(model: nn.Module) -> set[int]:
+    """How many queries of its own a detector or a connector has, as its config or its parameters say."""
+    counts: set[int] = set()
+    for name, module in unwrap(model).named_modules():
+        config = getattr(module, "config", None)
+        found = (getattr(config, setting, getattr(module, setting, None)) for setting in QUERY_SETTINGS)
+        counts.update(count for count in found if isinstance(count, int) and not isinstance(count, bool))
+        if isinstance(module, nn.Embedding) and "quer" in name.rpartition(".")[2]:
+            counts.add(module.num_embeddings)
+        for label, parameter in module.named_parameters(recurse=False):
+            if "quer" in label and parameter.ndim in (2, 3) and "weight" not in label and "bias" not in label:
+                counts.add(parameter.shape[-2])
+    return counts
+
+
+def is_of_queries(model: nn.Module, layer: str, tokens: int) -> bool:
+    """Whether a layer's so many tokens are the queries of a decoder, whose places on the image are no grid."""
+    path = layer.split(".")
+    inside = any("decoder" in part or "qformer" in part for part in path)
+    parts = [unwrap(model).get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
+    inside = inside or any(isinstance(part, nn.TransformerDecoder | nn.TransformerDecoderLayer) for part in parts)
+    return inside and tokens in query_counts(model)
 
 
 def note_image_tokens(model: nn.Module, scope: ExitStack, positions: Positions) -> None:
