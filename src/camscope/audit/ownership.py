@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -212,7 +212,7 @@ def _is_output(path: Path) -> bool:
     """Whether a file beside the stages is what an audit writes under its name."""
     if path.name in TABLES:
         return _has_columns(path, *TABLES[path.name])
-    checks = {
+    checks: dict[str, Callable[[Path], bool]] = {
         PLAN: is_plan,
         SUMMARY: lambda file: _has_keys(file, "camscope", "verdicts"),
         GALLERY: lambda file: _has_keys(file, "shelves"),
