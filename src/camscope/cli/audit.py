@@ -38,14 +38,19 @@ def init(
     ],
     model: base.ModelOption,
     weights: base.WeightsOption = None,
-    root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where relative paths begin.")] = None,
+    root: Annotated[str | None, typer.Option("--root", metavar="FOLDER", help="Where relative paths begin.")] = None,
     finding: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Classes to ask about, or columns of 0 and 1; default: those of the labels."),
+        typer.Option(
+            "--finding",
+            metavar="A,B",
+            help="Classes to ask about, or columns of 0 and 1; default: those of the labels.",
+        ),
     ] = None,
     modality: Annotated[
         str | None,
         typer.Option(
+            "--modality",
             metavar="NAME",
             help="xray, ct, mri, dermoscopy, retina, pathology, any: whose usual regions are looked for.",
         ),
@@ -142,10 +147,12 @@ def verify(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="An audit.")],
     config: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG", help="Its config: then data, weights and some rows are checked too."),
+        typer.Option(
+            "--config", metavar="CONFIG", help="Its config: then data, weights and some rows are checked too."
+        ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=0, help="So many rows, drawn at random, are computed again.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other rows.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="So many rows, drawn at random, are computed again.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other rows.")] = 0,
 ) -> None:
     """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
     from camscope.audit.verifying import verified

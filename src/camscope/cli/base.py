@@ -94,10 +94,13 @@ SharedScaleOption = Annotated[
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder that camscope batch wrote.")]
 WhereOption = Annotated[
     str | None,
-    typer.Option(metavar="SQL", help="A condition: \"label = 'nodule' and probability < 0.6\". Default: every row."),
+    typer.Option(
+        "--where", metavar="SQL", help="A condition: \"label = 'nodule' and probability < 0.6\". Default: every row."
+    ),
 ]
 SortOption = Annotated[
-    str | None, typer.Option(metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.')
+    str | None,
+    typer.Option("--sort", metavar="SQL", help='The order: "probability desc, id". Default: the run\'s own.'),
 ]
 FetchOption = Annotated[
     bool,

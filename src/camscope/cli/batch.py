@@ -42,13 +42,17 @@ def run(
     ] = None,
     preprocess: base.PreprocessOption = None,
     root: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it.")
+        str | None,
+        typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it."),
     ] = None,
     anywhere: base.AnywhereOption = False,
     overlays: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Draw each map on its image, too: jpg (quick), png or webp.")
+        str | None,
+        typer.Option("--overlays", metavar="KIND", help="Draw each map on its image, too: jpg (quick), png or webp."),
     ] = None,
-    height: Annotated[int | None, typer.Option(min=16, help="Rows of an overlay; default: the image's own.")] = None,
+    height: Annotated[
+        int | None, typer.Option("--height", min=16, help="Rows of an overlay; default: the image's own.")
+    ] = None,
     reduced: Annotated[
         bool,
         typer.Option("--reduced", help="Decode large JPEGs smaller: about five times as fast, maps nearly the same."),
@@ -59,29 +63,34 @@ def run(
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="That read images, in each process; default: one a core, one alone of small files."),
+        typer.Option(
+            "--threads", min=1, help="That read images, in each process; default: one a core, one alone of small files."
+        ),
     ] = None,
-    chunk: Annotated[int, typer.Option(min=1, help="Images in a part file.")] = 256,
+    chunk: Annotated[int, typer.Option("--chunk", min=1, help="Images in a part file.")] = 256,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="The I-th of N processes that share the work, from 0.")
+        str, typer.Option("--shard", metavar="I/N", help="The I-th of N processes that share the work, from 0.")
     ] = "0/1",
     max_failures: Annotated[
         int | None, typer.Option("--max-failures", min=0, help="End when more images have failed.")
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="What does the work: this process, or Ray.")
+        Literal["local", "ray"], typer.Option("--engine", help="What does the work: this process, or Ray.")
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; default: Ray on this machine, started if need be."),
+        typer.Option(
+            "--address", metavar="HOST:PORT", help="Of a Ray cluster; default: Ray on this machine, started if need be."
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
+        int | None, typer.Option("--workers", min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
     ] = None,
     window: scans.WindowOption = None,
     profile: scans.ProfileOption = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Columns that a run of scans writes, beside id and target.")
+        str | None,
+        typer.Option("--keep", metavar="A,B", help="Columns that a run of scans writes, beside id and target."),
     ] = None,
     allow_pixels: scans.AllowPixelsOption = False,
     retry_failed: Annotated[

@@ -22,11 +22,11 @@ def run(
         str, typer.Argument(metavar="WHAT", help="phantom: drawn radiographs whose evidence is known to the pixel.")
     ],
     method: base.MethodOption = "all",
-    count: Annotated[int, typer.Option(min=2, help="Images.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first image.")] = 1000,
+    count: Annotated[int, typer.Option("--count", min=2, help="Images.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image.")] = 1000,
     slow: Annotated[bool, typer.Option("--slow", help="With all, the methods of hundreds of passes, too.")] = False,
     figure: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
+        str | None, typer.Option("--figure", metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
     ] = None,
     output: Annotated[
         str,

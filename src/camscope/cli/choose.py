@@ -36,22 +36,32 @@ def run(
     masks: Annotated[
         str | None,
         typer.Option(
-            metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the manifest."
+            "--masks",
+            metavar="WHERE",
+            help="The evidence: a COCO file, a folder of masks, or a column of the manifest.",
         ),
     ] = None,
     category: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Categories of a COCO file, or labels of masks, that count; all: every one."),
+        typer.Option(
+            "--category",
+            metavar="A,B",
+            help="Categories of a COCO file, or labels of masks, that count; all: every one.",
+        ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: their images are one witness.")
+        str | None, typer.Option("--group", metavar="COLUMN", help="Patients or scenes: their images are one witness.")
     ] = None,
-    images: Annotated[int, typer.Option(min=8, help="At most so many, drawn by --seed.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    images: Annotated[int, typer.Option("--images", min=8, help="At most so many, drawn by --seed.")] = 64,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Let every candidate see every image.")] = False,
-    save: Annotated[str | None, typer.Option(metavar="FILE", help="A .toml for --choice of explain and batch.")] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="FILE", help="A .toml for --choice of explain and batch.")
+    ] = None,
     preprocess: base.PreprocessOption = None,
-    root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin.")] = None,
+    root: Annotated[
+        str | None, typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin.")
+    ] = None,
     anywhere: base.AnywhereOption = False,
     overwrite: base.OverwriteOption = False,
     device: base.DeviceOption = "cpu",

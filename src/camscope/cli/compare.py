@@ -59,26 +59,41 @@ def run(
     colormap: base.ColormapOption = "auto",
     alpha: base.AlphaOption = ALPHA,
     shared_scale: base.SharedScaleOption = False,
-    columns: Annotated[int | None, typer.Option(min=1, help="Pictures side by side; default: as many as fit.")] = None,
+    columns: Annotated[
+        int | None, typer.Option("--columns", min=1, help="Pictures side by side; default: as many as fit.")
+    ] = None,
     masks: Annotated[
         str | None,
-        typer.Option(metavar="WHERE", help="Of many: the evidence: a COCO file, a folder of masks, or a column."),
+        typer.Option(
+            "--masks", metavar="WHERE", help="Of many: the evidence: a COCO file, a folder of masks, or a column."
+        ),
     ] = None,
     category: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Categories of a COCO file, or labels of masks, that count; all: every one."),
+        typer.Option(
+            "--category",
+            metavar="A,B",
+            help="Categories of a COCO file, or labels of masks, that count; all: every one.",
+        ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Of many: only these, also such as ask the model, as deletion.")
+        str | None,
+        typer.Option("--metric", metavar="A,B", help="Of many: only these, also such as ask the model, as deletion."),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of many: patients or scenes: intervals draw them whole.")
+        str | None,
+        typer.Option("--group", metavar="COLUMN", help="Of many: patients or scenes: intervals draw them whole."),
     ] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="Of many: at most so many, drawn by --seed.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of many: what is drawn; default 0.")] = None,
-    root: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin.")] = None,
+    images: Annotated[
+        int | None, typer.Option("--images", min=1, help="Of many: at most so many, drawn by --seed.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of many: what is drawn; default 0.")] = None,
+    root: Annotated[
+        str | None, typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin.")
+    ] = None,
     figure: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Of many: .png, .svg or .pdf; default: one in the folder.")
+        str | None,
+        typer.Option("--figure", metavar="FILE", help="Of many: .png, .svg or .pdf; default: one in the folder."),
     ] = None,
     fetch: base.FetchOption = False,
     anywhere: base.AnywhereOption = False,

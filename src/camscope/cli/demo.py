@@ -40,8 +40,10 @@ def run(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the pictures go.")] = Path(
         "camscope-demo"
     ),
-    count: Annotated[int, typer.Option(min=4, max=64, help="How many radiographs; each finding at least once.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other radiographs.")] = 0,
+    count: Annotated[
+        int, typer.Option("--count", min=4, max=64, help="How many radiographs; each finding at least once.")
+    ] = 4,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other radiographs.")] = 0,
     method: base.MethodOption = SHOWN,
     audit: Annotated[
         bool,

@@ -59,27 +59,33 @@ def run(
     alpha: base.AlphaOption = 0.85,
     shared_scale: base.SharedScaleOption = False,
     contour: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Outlines at these levels (0..1) instead of colour.")
+        str | None, typer.Option("--contour", metavar="A,B", help="Outlines at these levels (0..1) instead of colour.")
     ] = None,
     boxes: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Boxes round what reaches this level instead of colour.")
+        float | None,
+        typer.Option("--boxes", min=0, max=1, help="Boxes round what reaches this level instead of colour."),
     ] = None,
     series: Annotated[bool, typer.Option("--series", help="A folder is one DICOM series: a volume.")] = False,
     window: scans.WindowOption = None,
     slices: Annotated[
         int | None,
-        typer.Option(min=0, max=2, metavar="AXIS", help="A model of pictures sees a volume's slices along it."),
+        typer.Option(
+            "--slices", min=0, max=2, metavar="AXIS", help="A model of pictures sees a volume's slices along it."
+        ),
     ] = None,
     mask: Annotated[
         list[str] | None,
         typer.Option(
+            "--mask",
             metavar="NAME=FILE[:LABEL]",
             help="Outlines of a mask over the map; repeatable. LABEL: of a mask with several, as 2; all: together.",
         ),
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="For viewers of scans: nifti, pmap (DICOM map), sc (DICOM picture)."),
+        typer.Option(
+            "--export", metavar="A,B", help="For viewers of scans: nifti, pmap (DICOM map), sc (DICOM picture)."
+        ),
     ] = None,
     profile: scans.ProfileOption = None,
     allow_pixels: scans.AllowPixelsOption = False,

@@ -28,12 +28,15 @@ def run(
     ] = "png",
     where: base.WhereOption = None,
     sort: base.SortOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many rows at most.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many rows at most.")] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="PATH", help="A folder, or for csv and coco alone a file.")
     ] = "camscope-export",
     threshold: Annotated[
-        float, typer.Option(min=0.01, max=1, help="For coco: the part of a map's maximum that a box reaches round.")
+        float,
+        typer.Option(
+            "--threshold", min=0.01, max=1, help="For coco: the part of a map's maximum that a box reaches round."
+        ),
     ] = 0.5,
     source: scans.ScansOption = None,
     fetch: base.FetchOption = False,

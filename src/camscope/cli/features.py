@@ -28,7 +28,7 @@ def run(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Default: a file in camscope-features.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many channels to draw.")] = 64,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many channels to draw.")] = 64,
     device: base.DeviceOption = "cpu",
     overwrite: base.OverwriteOption = False,
 ) -> None:

@@ -35,36 +35,50 @@ def run(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="The findings, a .json file.")
     ] = None,
     table: Annotated[
-        str | None, typer.Option(metavar="FILE", help="One row an image: .parquet, or .csv for spreadsheets.")
+        str | None,
+        typer.Option("--table", metavar="FILE", help="One row an image: .parquet, or .csv for spreadsheets."),
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Count targets by these columns, or by modality, format, photometric …"),
+        typer.Option(
+            "--by", metavar="A,B", help="Count targets by these columns, or by modality, format, photometric …"
+        ),
     ] = None,
     patient: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Default: patient or patient_id, if there is one.")
+        str | None, typer.Option("--patient", metavar="COLUMN", help="Default: patient or patient_id, if there is one.")
     ] = None,
-    split: Annotated[str | None, typer.Option(metavar="COLUMN", help="Default: split, if there is one.")] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Default: target, if there is one.")] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="COLUMN", help="Default: split, if there is one.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="COLUMN", help="Default: target, if there is one.")
+    ] = None,
     mask: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Default: mask or mask_path, if there is one.")
+        str | None, typer.Option("--mask", metavar="COLUMN", help="Default: mask or mask_path, if there is one.")
     ] = None,
-    classes: Annotated[str | None, typer.Option(metavar="A,B", help="All targets that there may be.")] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", metavar="A,B", help="All targets that there may be.")
+    ] = None,
     root: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it.")
+        str | None,
+        typer.Option("--root", metavar="FOLDER", help="Where a manifest's relative paths begin; default: beside it."),
     ] = None,
     anywhere: base.AnywhereOption = False,
     profile: Annotated[
         Literal["research", "clinical"] | None,
         typer.Option(
-            help="research (default where there are medical images): no file is named, and no column shown unasked."
+            "--profile",
+            help="research (default where there are medical images): no file is named, and no column shown unasked.",
         ),
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="A,B", help="More columns for the table, under the profile research.")
+        str | None,
+        typer.Option("--keep", metavar="A,B", help="More columns for the table, under the profile research."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings, too.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="That read images; default: one a core.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="That read images; default: one a core.")
+    ] = None,
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Look through a set of images before a model sees it. It ends with 1 where something cannot be used as it is."""

@@ -26,7 +26,8 @@ def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="As for explain --model.")] = "phantom",
     weights: base.WeightsOption = None,
     size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="Input size; default: as the model is known to take, or 224.")
+        str | None,
+        typer.Option("--size", metavar="N|HxW", help="Input size; default: as the model is known to take, or 224."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="The layers inside the layers too.")] = False,
 ) -> None:

@@ -35,13 +35,21 @@ def run(
     ],
     masks: Annotated[
         str | None,
-        typer.Option(metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."),
+        typer.Option(
+            "--masks", metavar="WHERE", help="The evidence: a COCO file, a folder of masks, or a column of the run."
+        ),
     ] = None,
     category: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Categories of a COCO file, or labels of masks, that count; all: every one."),
+        typer.Option(
+            "--category",
+            metavar="A,B",
+            help="Categories of a COCO file, or labels of masks, that count; all: every one.",
+        ),
     ] = None,
-    metric: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; default: all that are quick.")] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="A,B", help="Only these; default: all that are quick.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -63,28 +71,30 @@ def run(
         str | None, typer.Option("--target", "-t", metavar="CLASS", help="Of images without one of their own.")
     ] = None,
     root: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Of images: where a manifest's relative paths begin.")
+        str | None, typer.Option("--root", metavar="FOLDER", help="Of images: where a manifest's relative paths begin.")
     ] = None,
     fill: Annotated[
         str,
         typer.Option(
-            metavar="A,B", help="What is seen where something is removed: mean, blur, noise, zero, inpainting."
+            "--fill",
+            metavar="A,B",
+            help="What is seen where something is removed: mean, blur, noise, zero, inpainting.",
         ),
     ] = "mean,blur",
-    steps: Annotated[int, typer.Option(min=1, help="Of removal, each with two passes a fill.")] = 10,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of removal, each with two passes a fill.")] = 10,
     group: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
+        str | None, typer.Option("--group", metavar="COLUMN", help="Patients or scenes: intervals draw them whole.")
     ] = None,
     where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Only these rows in the tables, as in camscope show.")
+        str | None, typer.Option("--where", metavar="SQL", help="Only these rows in the tables, as in camscope show.")
     ] = None,
     figure: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
+        str | None, typer.Option("--figure", metavar="FILE", help="A picture of the tables: .png, .svg or .pdf.")
     ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FOLDER", help="Where the values go.")
     ] = "camscope-measure",
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Default: one a core.")] = None,
     scans_of: scans.ScansOption = None,
     fetch: base.FetchOption = False,
     anywhere: base.AnywhereOption = False,

@@ -29,7 +29,9 @@ AllowPixelsOption = Annotated[
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="research (default for scans): no name of a file or a patient; or clinical."),
+    typer.Option(
+        "--profile", metavar="NAME", help="research (default for scans): no name of a file or a patient; or clinical."
+    ),
 ]
 ScansOption = Annotated[
     str | None,

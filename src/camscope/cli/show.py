@@ -17,8 +17,8 @@ def run(
     folder: base.RunArgument,
     where: base.WhereOption = None,
     sort: base.SortOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 60,
-    size: Annotated[int, typer.Option(min=32, max=2048, help="Pixels a picture is high.")] = 224,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many rows at most.")] = 60,
+    size: Annotated[int, typer.Option("--size", min=32, max=2048, help="Pixels a picture is high.")] = 224,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
     ] = "page.html",
