@@ -210,6 +210,7 @@ class Counting(nn.Module):
         return self.model(x)
 
 
+@pytest.mark.usefixtures("passes_of_maps_alone")
 @pytest.mark.parametrize(("tail", "passes"), [("mean and dropout", 1), ("sum", 1), ("a constant added", 4)])
 def test_one_pass_where_the_scores_are_the_heads_and_four_where_a_constant_is_added(tail, passes):
     counting = Counting(built(*LINEAR[tail]()))

@@ -106,6 +106,7 @@ def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
     run("compare", "nodule.png", "--overwrite")
 
 
+@pytest.mark.usefixtures("passes_of_maps_alone")
 def test_methods_and_classes_cost_one_forward_and_a_backward_a_class(here):
     for command, option in (("compare", "--methods"), ("explain", "--method")):
         words = ["-m", "model.py:counted", option, "gradcam,layercam,hirescam,xgradcam", "-o", f"{command}.png"]

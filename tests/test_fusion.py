@@ -293,6 +293,7 @@ def test_refine_cam_of_tokens_is_its_last_block_and_says_so():
     np.testing.assert_allclose(several, np.stack(expected), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.usefixtures("passes_of_maps_alone")
 def test_refine_cam_looks_for_its_layers_once():
     model, x = CASES["pooled"].make()
     counting = Counting(model)
