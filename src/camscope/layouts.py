@@ -63,7 +63,8 @@ class Seen:
         if len(starts) > 1:
             raise LayerError(
                 f"{plural(tokens, 'token was', 'tokens were')} joined of several pieces of {cells}, which start at "
-                f"{' and '.join(map(str, starts))}: either may be the image; pass layout=Layout('tokens', grid, prefix), or reshape="
+                f"{' and '.join(map(str, starts))}: either may be the image; "
+                f"pass layout=Layout('tokens', grid, prefix), or reshape="
             )
         return starts[0] if starts else None
 
