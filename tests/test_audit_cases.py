@@ -147,7 +147,7 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
     assert enrichment.value.value > 2
     assert {one.level for one in research.summary.check.levels} == {"18-39", "40-64", "65-89"}
     lost = [one for one in research.summary.check.flow if one.lost]
-    assert [(one.name, one.rows) for one in lost] == [("rows without a path", 1)]
+    assert [(one.name, one.rows) for one in lost] == [("row without a path", 1)]
     assert not [file for file in research.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
     found = verified(
         research.folder, {**plain, "report": {"profile": "research"}}, rows=100

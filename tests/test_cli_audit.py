@@ -83,7 +83,10 @@ def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
     assert "not computed again: insertions" in told.output
     shutil.copytree(made[1], tmp_path / "audit")
     file = tmp_path / "audit" / "summary.json"
-    file.write_text(file.read_text().replace('"not supported"', '"supported"', 1))
+    text = file.read_text()
+    turned = text.replace('"word": "supported"', '"word": "not supported"', 1)
+    assert turned != text  # else nothing was changed, and nothing is there to be noticed
+    file.write_text(turned)
     told = asked("verify", str(tmp_path / "audit"))
     assert told.exit_code == 1
     assert "✗ summary.json  was changed" in told.output

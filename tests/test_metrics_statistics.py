@@ -24,7 +24,7 @@ def test_the_mean_is_of_images_and_the_draws_are_of_groups():
     many = estimated(values, groups, replicates=50_000)
     assert (many.low, many.high) == pytest.approx(np.quantile(means, [tail, 1 - tail]), abs=0.15)
     assert str(found) == f"1.250 [{found.low:.3f}, {found.high:.3f}]"
-    assert estimated(values).groups == 8
+    assert estimated(values).groups == 12
 
 
 @pytest.mark.parametrize("bounds", [None, (0.0, 10.0)])

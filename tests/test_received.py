@@ -721,13 +721,13 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
         return table.set_column(table.schema.get_field_index(name), name, column)
 
     made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
-    with pytest.raises(InputError, match=f"1 rows have no {name}"):
+    with pytest.raises(InputError, match=f"1 row has no {name}"):
         Run(made).table()
     for command in ("show", "export", "measure", "compare"):
         output = tmp_path / ("page.html" if command == "show" else command)
         told = runner.invoke(app, [command, str(made), "-o", str(output)])
         assert told.exit_code in (1, 2), command
-        assert f"1 rows have no {name}" in told.stderr, (command, told.stderr)
+        assert f"1 row has no {name}" in told.stderr, (command, told.stderr)
     for again in (False, True):
         with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
             explainer = GradCAM(load_model("phantom"))

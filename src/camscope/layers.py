@@ -185,7 +185,7 @@ def suspicion_of(model: nn.Module, layout: Layout, shape: Sequence[int], seen: S
     """Why an output is taken for no image where the probe decides nothing: it has the shape of something else; else ""."""
     counts = seen.lengths | set(map(math.prod, seen.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
-        return f"it has the shape of weights between {shape[2]} tokens, and its cells do not react in place"
+        return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
     if layout.kind == TOKENS and shape[1] in query_counts(model):
         return f"it has as many tokens as the model has queries, {shape[1]}, and its cells do not react in place"
     return ""

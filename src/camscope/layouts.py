@@ -62,8 +62,9 @@ class Seen:
         starts = list(self._starts(tokens, cells))
         if len(starts) > 1:
             raise LayerError(
-                f"{tokens} tokens were joined of several pieces of {cells}, which start at {' and '.join(map(str, starts))}: "
-                f"either may be the image; pass layout=Layout('tokens', grid, prefix), or reshape="
+                f"{plural(tokens, 'token was', 'tokens were')} joined of several pieces of {cells}, which start at "
+                f"{' and '.join(map(str, starts))}: either may be the image; "
+                f"pass layout=Layout('tokens', grid, prefix), or reshape="
             )
         return starts[0] if starts else None
 
@@ -128,7 +129,7 @@ def per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
         return ""
     return (
         f"output {tuple(shape)} is not one item a sample of the batch of {input_shape[0]}, but one of each of the "
-        f"{input_shape[2]} frames of a video, or instances of a bag: name the layer, and pass reshape=lambda maps: "
+        f"{plural(input_shape[2], 'frame')} of a video, or instances of a bag: name the layer, and pass reshape=lambda maps: "
         f"maps.unflatten(0, (-1, {input_shape[2]})).transpose(1, 2) for maps (N,T,h,w)"
     )
 

@@ -190,7 +190,7 @@ def with_keys(table: "pa.Table") -> "pa.Table":
     """The same table; InputError where a row lacks what tells it from others."""
     for name in KEYS:
         if name in table.column_names and (count := table[name].null_count):
-            raise InputError(f"{count} rows have no {name}")
+            raise InputError(f"{plural(count, 'row has', 'rows have')} no {name}")
     return table
 
 

@@ -11,6 +11,7 @@ from camscope.explainers.base import register
 from camscope.explainers.perturbations.base import Masks, Veiled, extents
 from camscope.explainers.perturbations.sampled import SampledExplainer
 from camscope.explainers.scope import expect_count, expect_positive
+from camscope.wording import plural
 
 MAX_MASKS = 2**32  # bytes of the grids of all masks
 
@@ -52,8 +53,8 @@ class RISE(SampledExplainer):
         numbers = torch.Size(grid).numel()
         if (size_of_masks := 4 * self.samples * (numbers + len(size))) > MAX_MASKS:
             raise InputError(
-                f"cells={self.cells}, samples={self.samples}: the masks alone would take {size_of_masks:,} bytes, at most "
-                f"{MAX_MASKS:,} are taken; pass fewer"
+                f"cells={self.cells}, samples={self.samples}: the masks alone would take "
+                f"{plural(size_of_masks, 'byte', spec=',')}, at most {MAX_MASKS:,} are taken; pass fewer"
             )
         drawn = torch.rand(
             self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32, device="cpu"
