@@ -31,7 +31,7 @@ check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --doctest-modules src/camscope tests/test_frame.py $(wildcard tests/axioms)
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --doctest-modules src/camscope tests/test_package_structure.py $(wildcard tests/axioms)
 
 format: $(STAMP)-dev
 	$(BIN)/ruff format .
@@ -44,7 +44,7 @@ gallery: $(STAMP)-gallery
 	$(BIN)/python assets/gallery.py
 
 models: $(STAMP)-test
-	$(BIN)/python -m pytest -q tests/test_zoo.py --write-models
+	$(BIN)/python -m pytest -q tests/explainers/test_zoo.py --write-models
 
 bench: $(STAMP)-bench
 	$(BIN)/python -m benchmarks

@@ -16,8 +16,8 @@ from torchvision.models import ViT_B_16_Weights
 
 from camscope import Explanation, GradCAM, load_model
 from camscope.errors import CamscopeWarning
-from camscope.files import write_bytes
 from camscope.render import panel
+from camscope.safe_files import write_bytes
 
 ASKED = (("chelsea.png", "Egyptian cat"), ("rocket.jpg", "crane"), ("rocket.jpg", "missile"))
 CATEGORIES: list[str] = ViT_B_16_Weights.DEFAULT.meta["categories"]

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from camscope import GradCAM, extract, load_model
 from camscope.cli import app
-from camscope.files import write_bytes
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import PREPROCESSING, draw
 from camscope.render import Picture, channel_grid, encode, panel
+from camscope.safe_files import write_bytes
 
 HERE = Path(__file__).parent
 

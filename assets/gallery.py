@@ -14,7 +14,7 @@ from subjects import of_sheet, phantoms, photographs
 
 from camscope import load_model
 from camscope.errors import CamscopeWarning
-from camscope.files import write_bytes
+from camscope.safe_files import write_bytes
 
 DOCS = Path(__file__).parents[1] / "docs/gallery"
 

@@ -11,8 +11,8 @@ from subjects import Subject
 
 from camscope import Explanation
 from camscope.cli.demo import energy_inside, pointing_hit
-from camscope.files import write_bytes
 from camscope.render import Picture, draw_contours, fitted, panel
+from camscope.safe_files import write_bytes
 
 HEIGHT, COLUMNS = 150, 7
 POSITIVE = ("xrai",)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from camscope import METHODS, Explainer
-from camscope.explainers.token_attention import TokenAttention
+from camscope.explainers.attention.base import TokenAttention
 from camscope.phantom import draw
 
 PIXELS = ("gradients", "paths", "perturbations", "adapters")  # the folders of the methods whose maps are of pixels

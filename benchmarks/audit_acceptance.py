@@ -33,14 +33,15 @@ from PIL import Image
 
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
-from camscope.audit.demonstration import CLEAN, CONFOUNDED, described, phantom_audit
-from camscope.audit.provenance import outputs
-from camscope.audit.shortcuts.masses import share
-from camscope.audit.ways.strategies import strategies
+from camscope.audit.clustering.clusters import strategies
+from camscope.audit.demo import CLEAN, CONFOUNDED, described, phantom_audit
+from camscope.audit.provenance.provenance import outputs
+from camscope.audit.shortcuts.region_attribution import share
 from camscope.batch import Outcome, Run
+from camscope.evaluation import measure
 from camscope.geometry import Placement
-from camscope.measure import measure
-from camscope.phantom.shortcut import (
+from camscope.phantom.shortcut_study import (
+    Site,
     Study,
     as_input,
     draw_study,
@@ -49,7 +50,6 @@ from camscope.phantom.shortcut import (
     write_net,
     write_study,
 )
-from camscope.phantom.study import Site
 
 FEW = {"faithfulness": 8, "robustness": 8, "sanity": 5, "interventions": 200, "gallery": 4}
 OTHERS = ("localise", "faithfulness", "sanity", "robustness")
@@ -137,8 +137,8 @@ def _factory(folder: Path) -> Path:
     """A file that says how volumes enter the net: as they are."""
     file = folder / "net.py"
     file.write_text(
-        "from camscope.images.scan_preprocess import ScanPreprocess\n"
-        "from camscope.phantom.shortcut import shortcut_volume_net\n"
+        "from camscope.images.scans.scan_preprocess import ScanPreprocess\n"
+        "from camscope.phantom.shortcut_study import shortcut_volume_net\n"
         "PREPROCESSING = {'shortcut_volume_net': ScanPreprocess()}\n"
         "CATEGORIES = {'shortcut_volume_net': ['clear', 'lesion']}\n"
         "TARGET_LAYER = {'shortcut_volume_net': 'layer3'}\n"
@@ -170,7 +170,7 @@ def scale(folder: Path, images: int = 10_000) -> Told:
         f"{i:06d},{rows[1 + i % 500].split(',', 1)[1]}" for i in range(images)
     ]
     (folder / "many.csv").write_text("\n".join(many) + "\n")
-    model = load_model("camscope.phantom.shortcut:shortcut_net", weights=weights)
+    model = load_model("camscope.phantom.shortcut_study:shortcut_net", weights=weights)
     files, used = sorted((folder / "images").iterdir()), list[int]()
 
     def mapped() -> None:

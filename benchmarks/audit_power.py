@@ -19,23 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from camscope import GradCAM, IntegratedGradients, Occlusion
-from camscope.audit.answers.performance import auroc
-from camscope.audit.shortcuts.interventions import (
-    Effect,
-    LogOdds,
-    asked,
-    exchanged,
-    inserted,
-    insertion,
-    reliance,
-    removal,
-    removed,
-    spread,
-)
+from camscope.audit.performance.auc import auroc
+from camscope.audit.performance.model_outputs import LogOdds, asked
+from camscope.audit.shortcuts.effect_sizes import Effect, insertion, removal, spread
+from camscope.audit.shortcuts.image_edits import exchanged, inserted, removed
+from camscope.audit.shortcuts.reliance import reliance
 from camscope.geometry import Placement
-from camscope.metrics.fills import USUAL
-from camscope.metrics.localisation import enrichment
-from camscope.phantom.shortcut import Study, as_input, draw_study, draw_volume_study, train_shortcut_net
+from camscope.metrics.imputation import USUAL
+from camscope.metrics.localization import enrichment
+from camscope.phantom.shortcut_study import Study, as_input, draw_study, draw_volume_study, train_shortcut_net
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_power.json"
 SHARES: Final = (0.5, 0.8, 0.95)

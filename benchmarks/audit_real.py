@@ -16,7 +16,7 @@ from typing import Any
 
 from camscope import audit
 from camscope.audit import AuditRun
-from camscope.audit.schema import Number
+from camscope.audit.core.schema import Number
 
 RESULTS = Path(__file__).parent / "results" / "audit_real.json"
 SETTINGS = {"integratedgradients": {"steps": 8}}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.ways.strategies import strategies
+from camscope.audit.clustering.clusters import strategies
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator

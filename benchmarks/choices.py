@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers import KPCACAM, SPACE, AblationCAM, GradCAM, GradCAMPlusPlus, LayerExplainer
-from camscope.explainers.features import Features
+from camscope.explainers.cam.layer_features import Features
 from camscope.targets import Score, class_scores
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.explainers import ScoreCAM
-from camscope.explainers.features import Features
-from camscope.explainers.masks import stretched
+from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.core.resampling import stretched
 
 
 class Masking(ScoreCAM):

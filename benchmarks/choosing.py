@@ -21,14 +21,14 @@ import numpy as np
 from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
 from camscope.batch import manifest_of
+from camscope.evaluation.ground_truth import evidence_of
+from camscope.evaluation.selection import select as choosing
+from camscope.evaluation.selection.candidate_scores import judged
+from camscope.evaluation.selection.candidates import candidates
+from camscope.evaluation.selection.racing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
+from camscope.evaluation.selection.samples import samples_of
+from camscope.evaluation.selection.select import Choice, choose
 from camscope.explainers import Explainer
-from camscope.measure.choosing import choose as choosing
-from camscope.measure.choosing.candidates import candidates
-from camscope.measure.choosing.choose import Choice, choose
-from camscope.measure.choosing.judging import judged
-from camscope.measure.choosing.samples import samples_of
-from camscope.measure.choosing.standing import FAITHFULNESS, LOCALISATION, ROBUSTNESS, Sample, Standing
-from camscope.measure.evidence import evidence_of
 from camscope.phantom import CATEGORIES, draw
 
 CRITERIA = (FAITHFULNESS, LOCALISATION, ROBUSTNESS)

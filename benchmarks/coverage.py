@@ -27,14 +27,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from camscope.audit.answers.contrasts import contrast
-from camscope.audit.answers.performance import auroc
-from camscope.audit.shortcuts.interventions import reliance, removal
-from camscope.measure.agreement import Agreement
-from camscope.measure.sentences import sentences
-from camscope.measure.summary import summarised
+from camscope.audit.performance.auc import auroc
+from camscope.audit.performance.subgroups import contrast
+from camscope.audit.shortcuts.effect_sizes import removal
+from camscope.audit.shortcuts.reliance import reliance
+from camscope.evaluation.comparison_statements import sentences
+from camscope.evaluation.map_agreement import Agreement
+from camscope.evaluation.summary import summarised
 from camscope.metrics import METRICS
-from camscope.metrics.multiway import multiway
+from camscope.metrics.clustered_mean import multiway
 from camscope.metrics.statistics import difference, estimated
 
 RESULTS: Final = Path(__file__).with_name("results") / "coverage.json"

@@ -60,6 +60,6 @@ def quick(name: str) -> bool:
 def reads_attention(name: str) -> bool:
     """Whether a method looks into a transformer, and at no layer."""
     from camscope.explainers import METHODS
-    from camscope.explainers.token_attention import TokenAttention
+    from camscope.explainers.attention.base import TokenAttention
 
     return issubclass(METHODS[name], TokenAttention)

@@ -31,16 +31,16 @@ from torch import nn
 
 from benchmarks.fuzzing import DAMAGE, Damaged, Mutation, Outcome, options, outcome, run
 from camscope import Explanation, GradCAM, Preprocess, Run, run_batch
-from camscope.audit import provenance
-from camscope.audit.alike import _provenance
-from camscope.audit.config import Config
-from camscope.audit.verifying import verified
+from camscope.audit.comparability import _provenance
+from camscope.audit.core.config import Config
+from camscope.audit.provenance import provenance
+from camscope.audit.verification.verify import verified
 from camscope.batch import manifest_of
 from camscope.errors import CamscopeError
+from camscope.evaluation.ground_truth import evidence_of
+from camscope.evaluation.selection.select import read as read_choice
 from camscope.geometry import Placement
 from camscope.images.photo import read_photo, read_reduced, remarks
-from camscope.measure.choosing.choice import read as read_choice
-from camscope.measure.evidence import evidence_of
 from camscope.models import load_strictly, read_state
 
 SIZE = (40, 56)

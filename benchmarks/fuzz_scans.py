@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fuzzing import DAMAGE, Mutation, Outcome, options, outcome, run
-from camscope.images.scans import read_scan
+from camscope.images.scans.scan_reader import read_scan
 
 DICOM = (
     *(

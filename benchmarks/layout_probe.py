@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from camscope import GradCAM
 from camscope.errors import CamscopeError
-from camscope.layers import CHANNELS_FIRST, TOKENS, Layout, SpatialLayer, choose_layer, spatial_layers
-from camscope.layout_probe import MAX_TOKENS_EACH_ALONE, Finding, Place, Verdict, _outputs, measured, prove
+from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
+from camscope.layers.layout_probe import MAX_TOKENS_EACH_ALONE, Finding, Place, Verdict, _outputs, measured, prove
+from camscope.layers.selection import SpatialLayer, choose_layer, spatial_layers
 
 SIZES = (160, 224)
 SMALL = (

@@ -34,8 +34,8 @@ from benchmarks.trained import BOXES, DATA, boxed, listed
 from camscope import load_model
 from camscope.batch import run_batch
 from camscope.errors import CamscopeError
+from camscope.evaluation import measure
 from camscope.explainers import METHODS, Explainer
-from camscope.measure import measure
 
 QUICK = (
     "gradcam", "gradcam++", "smoothgradcam++", "xgradcam", "hirescam", "gradcam-elementwise", "layercam", "finercam",

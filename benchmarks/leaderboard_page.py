@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from benchmarks.leaderboard_words import CONCLUSIONS, PREFACE, SLOW
 from benchmarks.machine import machine
 from benchmarks.trained import TITLES
+from camscope.evaluation.metric_plots import drawn
+from camscope.evaluation.summary import Line, summarised
 from camscope.explainers import METHODS
-from camscope.measure.figure import drawn
-from camscope.measure.summary import Line, summarised
 from camscope.metrics.statistics import difference
 
 PAGE = Path(__file__).parents[1] / "docs" / "leaderboard.md"

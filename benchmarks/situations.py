@@ -88,7 +88,7 @@ def _densenet(files: Sequence[str], device: str) -> Case:
 def _mixed(case: Case) -> Tensor:
     """The gradient before the ReLU, the activation after it."""
     from camscope.explainers import GradCAM
-    from camscope.explainers.features import Features
+    from camscope.explainers.cam.layer_features import Features
 
     class Mixed(GradCAM):
         def contributions(self, features: Features) -> Tensor:

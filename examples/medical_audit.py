@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from camscope import audit
-from camscope.audit.comparing import changes
-from camscope.audit.demonstration import CLEAN, CONFOUNDED, phantom_audit
+from camscope.audit.comparison import changes
+from camscope.audit.demo import CLEAN, CONFOUNDED, phantom_audit
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from camscope import GradCAM, ScanPreprocess, to_nifti
 from camscope.metrics import METRICS
-from camscope.phantom.volume import FINDINGS, STEPS, draw_volume, train_volume_net
+from camscope.phantom.volume_phantom import FINDINGS, STEPS, draw_volume, train_volume_net
 
 
 def main(folder: Path, steps: int = STEPS, seed: int = 7) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 
 from camscope import GradCAM, LayerCAM, fuse, load_model
 from camscope.explanation import figure
-from camscope.files import write_bytes
 from camscope.phantom import draw
 from camscope.render import encode
+from camscope.safe_files import write_bytes
 
 
 def main(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """A summary of an audit as it could be: two findings, two methods, a token that the model relies on, one stage skipped."""
 
-from camscope.audit.lines import formulas
-from camscope.audit.schema import (
+from camscope.audit.core.schema import (
     Answers,
     Bin,
     Blanked,
@@ -34,6 +33,7 @@ from camscope.audit.schema import (
     Tool,
     Verdict,
 )
+from camscope.audit.core.summary_values import formulas
 
 FINDINGS = ("nodule", "effusion")
 CAM, PIXELS = "gradcam", "integratedgradients"

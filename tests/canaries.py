@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 from pydicom.datadict import dictionary_VR
 from pydicom.dataset import Dataset
 
-from scan_files import PACKAGED, item
+from tests.scan_files import PACKAGED, item
 
 WORDS = re.compile(
     r"KNR\d{3}VOGL|(?<![\d.])17(?:09|1\d)\d{4}|(?<![\d.])9172\d{5}|121314\.917\d{3}|1\.2\.826\.0\.9172\.\d{4}",

@@ -5,6 +5,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,20 +13,33 @@ import torch
 
 os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: none is made in anybody's home
 
-LONG = ("audit", "batch_ray", "zoo", "audit_cases", "examples", "audit_provenance", "measure_compare", "audit_leak",
-        "cli_audit", "scans_canary", "measure_model", "real_data")  # by how long they take  # fmt: skip
+LONG = (
+    "audit/test_runner.py",
+    "batch/test_ray_engine.py",
+    "explainers/test_zoo.py",
+    "audit/test_awkward_cases.py",
+    "test_examples.py",
+    "audit/provenance/test_provenance.py",
+    "evaluation/test_comparison.py",
+    "audit/performance/test_leakage.py",
+    "cli/test_audit.py",
+    "images/scans/test_canaries.py",
+    "evaluation/test_model_based_metrics.py",
+    "explainers/test_real_data.py",
+)  # by how long they take
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--write-models`: what tests/test_zoo.py measures becomes docs/models.md."""
+    """`--write-models`: what tests/explainers/test_zoo.py measures becomes docs/models.md."""
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what is measured")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first: two workers, each of which takes the next file, are then done at about the same time."""
-    places = {f"test_{name}.py": place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+    places = {path: place for place, path in enumerate(LONG)}
+    folder = Path(__file__).parent
+    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(LONG)))
 
 
 def pytest_collection_finish() -> None:
@@ -58,7 +72,7 @@ def no_network() -> Iterator[None]:
 @pytest.fixture
 def passes_of_maps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the pass of noise that a model, input size and class has once: for tests that count passes."""
-    monkeypatch.setattr("camscope.explainers.run.flag_constant_scores", lambda *_: None)
+    monkeypatch.setattr("camscope.explainers.core.dispatch.flag_constant_scores", lambda *_: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

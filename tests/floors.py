@@ -5,20 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "wording"], 0),
+    **dict.fromkeys(["errors", "version", "plurals"], 0),
     **dict.fromkeys(
-        ["structure", "signatures", "files", "cards", "labels"], 0.5
-    ),  # the mezzanine: what several rooms of the first floor need
-    "data_files": 0.75,
-    **dict.fromkeys(["hooks", "targets", "geometry", "layouts", "render"], 1),
-    "layout_probe": 1.5,  # hooks to layers
+        ["pytree", "forward_signature", "safe_files", "model_card", "mask_labels", "optional"], 0.5
+    ),  # what several rooms of level 1 need
+    "data_readers": 0.75,
+    **dict.fromkeys(["hooks", "targets", "geometry", "render"], 1),
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
     **dict.fromkeys(["explainers", "models"], 3),
     "medical": 3.5,  # scans to explainers, and explanations to viewers
     "metrics": 4,
     "batch": 5,
-    "measure": 5.5,  # metrics of the maps of a run
-    **dict.fromkeys(["app", "audit"], 6),
+    "evaluation": 5.5,  # metrics of the maps of a run
+    **dict.fromkeys(["audit", "viewer", "integrations", "compat"], 6),
     "cli": 7,
     "__main__": 8,
 }

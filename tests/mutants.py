@@ -12,27 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from camscope.explainers import (
-    METHODS,
-    Augmented,
-    Fused,
-    GradCAM,
-    GradCAMPlusPlus,
-    HiResCAM,
-    ScoreCAM,
-    fusion,
-    interaction,
-    maps,
-)
-from camscope.explainers.cam import WeightedChannels
-from camscope.explainers.passes import Pass
-from camscope.explainers.wrappers import augmented
+from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
+from camscope.explainers.cam.base import WeightedChannels
+from camscope.explainers.cam.layer_pass import Pass
+from camscope.explainers.core import maps, sample_interaction
+from camscope.explainers.ensemble import fusion, wrappers
 from camscope.explanation import Explanation
-from camscope.hooks import Tap, base, isolation
-from camscope.layers import Layout
-from camscope.render import scale
+from camscope.hooks import Tap, base, buffer_isolation
+from camscope.layers.layout import Layout
+from camscope.render import colormap
 from camscope.targets import Difference, Score
-from nets import Flat, Plain, Residual, Tokens, plain, truth
+from tests.nets import Flat, Plain, Residual, Tokens, plain, truth
 
 
 @dataclass(frozen=True)
@@ -248,7 +238,7 @@ MUTANTS = [
     ),
     Mutant(
         "min-max",
-        scale,
+        colormap,
         "ends",
         "0.0, float(values.max(initial=0.0))",
         "float(values.min()), float(values.max())",
@@ -273,7 +263,7 @@ MUTANTS = [
     Mutant("constant is ok", maps, "_status", "if constant_score:", "if False:", a_constant_score_is_flagged),
     Mutant(
         "one batch for all",
-        interaction,
+        sample_interaction,
         "_seen",
         "one.shape != other.shape or _differ(one, other)",
         "one.shape != other.shape",
@@ -281,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "statistics of the model",
-        isolation,
+        buffer_isolation,
         "isolated",
         ", PrivateBuffers(model)",
         "",
@@ -309,7 +299,7 @@ MUTANTS = [
     ),
     Mutant(
         "flip left in",
-        augmented,
+        wrappers,
         "_carried_back",
         "maps.heat.flip([axis + 1 for axis in axes])",
         "maps.heat",

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-import test_audit_sentences as said
-import test_audit_verdicts as rules
-from camscope import labels
+from camscope import mask_labels
+from camscope.audit.core.schema import Line, Number
 from camscope.audit.report import sentences
-from camscope.audit.schema import Line, Number
-from camscope.audit.shortcuts import masses
-from camscope.audit.shortcuts.interventions import effects, judging
-from camscope.audit.verdicts import judged, maps, regions
+from camscope.audit.shortcuts import effect_sizes, region_attribution, reliance
+from camscope.audit.verdicts import maps, model
+from camscope.audit.verdicts import rules as judged
 from camscope.errors import CategoryError
-from mutants import Mutant
+from tests.audit.report import test_sentences as said
+from tests.audit.verdicts import test_verdicts as rules
+from tests.mutants import Mutant
 
 
 def the_whole_interval_counts() -> None:
@@ -21,7 +21,7 @@ def the_whole_interval_counts() -> None:
 
 def a_share_is_of_what_is_positive() -> None:
     heat, mask = np.array([1.0, 3.0, -8.0]), np.array([True, False, True])
-    assert masses.share(heat, mask) == 0.25
+    assert region_attribution.share(heat, mask) == 0.25
 
 
 def turned_round() -> None:
@@ -37,34 +37,34 @@ def open_against_a_control() -> None:
 
 
 def one_donor() -> None:
-    made = effects.insertion("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
+    made = effect_sizes.insertion("token", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
     assert made.effect.low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    gone = [effects.removal("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
-    assert judging.reliance([], gone)[0] == "not testable"
-    assert judging.reliance([], gone, prevalence=0.2)[0] == "not supported"
+    gone = [effect_sizes.removal("token", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
+    assert reliance.reliance([], gone)[0] == "not testable"
+    assert reliance.reliance([], gone, prevalence=0.2)[0] == "not supported"
 
 
 def several_categories() -> None:
-    assert labels.choose_categories(["WBC"], [], "cells.json") == ("WBC",)
+    assert mask_labels.choose_categories(["WBC"], [], "cells.json") == ("WBC",)
     try:
-        merged = labels.choose_categories(["WBC", "RBC"], [], "cells.json")
+        merged = mask_labels.choose_categories(["WBC", "RBC"], [], "cells.json")
     except CategoryError:
         merged = ()
     assert merged == ()
 
 
 def one_patient_has_most_of_the_images() -> None:
-    made = effects.removal("token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)])
+    made = effect_sizes.removal("token", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)])
     assert made.effect.low is None
 
 
 OF_AUDITS = [
     Mutant(
-        "an interval without width of one patient", effects, "_effect", " and not made.is_dominated", "",
+        "an interval without width of one patient", effect_sizes, "_effect", " and not made.is_dominated", "",
         one_patient_has_most_of_the_images,
     ),
     Mutant(
@@ -72,7 +72,7 @@ OF_AUDITS = [
         the_whole_interval_counts,
     ),
     Mutant(
-        "a fill decides where every image has something", regions, "_reliance", "remove if marker else []", "remove",
+        "a fill decides where every image has something", model, "_reliance", "remove if marker else []", "remove",
         rules.test_a_region_that_every_image_has_is_judged_by_insertion_whatever_a_fill_does,
     ),
     Mutant(
@@ -80,7 +80,7 @@ OF_AUDITS = [
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
     ),
     Mutant(
-        "an inverted answer is none", regions, "_is_inverted", "auroc.value < 0.5", "auroc.value < 0",
+        "an inverted answer is none", model, "_is_inverted", "auroc.value < 0.5", "auroc.value < 0",
         turned_round,
     ),
     Mutant(
@@ -88,19 +88,19 @@ OF_AUDITS = [
         open_against_a_control,
     ),
     Mutant(
-        "the largest effect is shown, whatever decided", judging, "deciding", "ways.get(spoken, [])", "every",
+        "the largest effect is shown, whatever decided", reliance, "deciding", "ways.get(spoken, [])", "every",
         rules.test_the_effect_is_that_of_the_way_that_decided,
     ),
     Mutant(
         "any patients show an absence",
-        judging,
+        reliance,
         "too_few_for_absence",
         "smallest_prevalence(patients) <= prevalence",
         "patients > 0",
         few_patients_show_no_absence,
     ),
     Mutant(
-        "donors are not counted", effects, "insertion", "multiway(values, own, *kinds)", "multiway(values, own)",
+        "donors are not counted", effect_sizes, "insertion", "multiway(values, own, *kinds)", "multiway(values, own)",
         one_donor,
     ),
     Mutant(
@@ -112,12 +112,15 @@ OF_AUDITS = [
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,
     ),
     Mutant(
-        "what was set aside was not tested", judging, "_not_counted", "if _measured(set_aside)", "if False",
+        "what was set aside was not tested", reliance, "_not_counted", "if _measured(set_aside)", "if False",
         said.test_a_removal_that_is_shown_was_tested,
     ),
     Mutant(
-        "categories are merged", labels, "choose_categories", "not chosen and len(names) > 1", "False",
+        "categories are merged", mask_labels, "choose_categories", "not chosen and len(names) > 1", "False",
         several_categories,
     ),
-    Mutant("negative heat counts", masses, "share", "np.maximum(heat, 0)", "np.abs(heat)", a_share_is_of_what_is_positive),
+    Mutant(
+        "negative heat counts", region_attribution, "share", "np.maximum(heat, 0)", "np.abs(heat)",
+        a_share_is_of_what_is_positive,
+    ),
 ]  # fmt: skip

@@ -9,21 +9,19 @@ import numpy as np
 import pydicom
 
 from camscope.errors import OutputError
-from camscope.images.scan import Scan
-from camscope.images.scans import read_scan
+from camscope.images.scans.scan import Scan
+from camscope.images.scans.scan_reader import read_scan
 from camscope.medical import (
-    clinical,
-    equipment,
-    nifti,
+    dicom_export,
+    nifti_export,
     parametric_map,
-    place,
     secondary_capture,
     to_nifti,
     to_parametric_map,
     to_secondary_capture,
 )
-from mutants import Mutant
-from scans import enhanced, explained, series
+from tests.mutants import Mutant
+from tests.scans import enhanced, explained, series
 
 CT = Path(str(pydicom.__file__)).parent / "data" / "test_files" / "CT_small.dcm"
 SHEARED = np.array([[1.0, 0, 0.5, 3], [0, 2, 0, 4], [0, 0, 3, 5], [0, 0, 0, 1]])
@@ -60,7 +58,7 @@ def frames_lie_where_they_say() -> None:
 
 
 def sides_are_the_patients() -> None:
-    assert place.patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
+    assert dicom_export.patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
 
 
 def research_writes_no_dicom() -> None:
@@ -71,13 +69,18 @@ def research_writes_no_dicom() -> None:
 
 
 def other_weights_are_another_device() -> None:
-    assert equipment.device_uid("0" * 16) != equipment.device_uid("1" * 16)
+    assert dicom_export.device_uid("0" * 16) != dicom_export.device_uid("1" * 16)
 
 
 OF_EXPORTS = [
-    Mutant("rows for columns", nifti, "_bytes", 'tobytes("F")', 'tobytes("C")', voxels_come_back_in_order),
+    Mutant("rows for columns", nifti_export, "_bytes", 'tobytes("F")', 'tobytes("C")', voxels_come_back_in_order),
     Mutant(
-        "shear is dropped", nifti, "_set_place", 'header["qform_code"] = 0', "pass", a_quaternion_says_nothing_of_shear
+        "shear is dropped",
+        nifti_export,
+        "_set_place",
+        'header["qform_code"] = 0',
+        "pass",
+        a_quaternion_says_nothing_of_shear,
     ),
     Mutant(
         "frames as sorted", parametric_map, "_frames", "values[np.argsort(frames)]", "values", frames_lie_where_they_say
@@ -85,14 +88,19 @@ OF_EXPORTS = [
     Mutant("frames from 0", secondary_capture, "_reference", "frame + 1", "frame", frames_lie_where_they_say),
     Mutant(
         "left for right",
-        place,
+        dicom_export,
         "_letter",
         "direction[axis] < 0",
         "direction[axis] > 0",
         sides_are_the_patients,
     ),
-    Mutant("any profile", clinical, "expect_clinical", 'profile != "clinical"', "False", research_writes_no_dicom),
+    Mutant("any profile", dicom_export, "expect_clinical", 'profile != "clinical"', "False", research_writes_no_dicom),
     Mutant(
-        "one device", equipment, "device_uid", "NAMESPACE, digest", "NAMESPACE, MAKER", other_weights_are_another_device
+        "one device",
+        dicom_export,
+        "device_uid",
+        "NAMESPACE, digest",
+        "NAMESPACE, MAKER",
+        other_weights_are_another_device,
     ),
 ]

@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import test_faithfulness as faithful
-from camscope.metrics import imputation, masking, removal, remove_and_debias, removed
-from camscope.metrics.scores import Scores
-from camscope.metrics.trial import Trial
-from mutants import Mutant
+from camscope.metrics import confidence_drop, deletion_insertion, imputation, perturbation_test
+from camscope.metrics.model_scorer import Scores
+from camscope.metrics.perturbation_test import Trial
+from tests.metrics import test_deletion_insertion as faithful
+from tests.mutants import Mutant
 
 BY_HAND = faithful.test_a_linear_model_by_hand
 deletion_by_hand = partial(BY_HAND, "deletion", {}, 3.75)
@@ -17,16 +17,16 @@ probability_by_hand = partial(
 neighbours = partial(faithful.test_imputed_pixels_are_the_weighted_means_of_their_neighbours, (6, 7))
 
 OF_FAITHFULNESS = [
-    Mutant("the weakest first", removed, "ranked", "descending=True", "descending=False", deletion_by_hand),
+    Mutant("the weakest first", perturbation_test, "ranked", "descending=True", "descending=False", deletion_by_hand),
     Mutant(
         "ties from the top left",
-        removed,
+        perturbation_test,
         "ranked",
         'torch.randperm(total, generator=torch.Generator(device="cpu").manual_seed(seed), device="cpu")',
         "torch.arange(total)",
         faithful.test_ties_are_a_seeded_random_order_and_a_constant_map_starts_nowhere,
     ),
-    Mutant("a sum of steps", removal, "_area", " / trial.total", "", deletion_by_hand),
+    Mutant("a sum of steps", deletion_insertion, "_area", " / trial.total", "", deletion_by_hand),
     Mutant(
         "one too many kept",
         Trial,
@@ -45,11 +45,11 @@ OF_FAITHFULNESS = [
     ),
     Mutant("diagonals count in full", imputation, "_neighbours", "2 * last", "1 * last", neighbours),
     Mutant(
-        "MoRF less LeRF", remove_and_debias, "_road", "first - rest[0]", "rest[0] - first", faithful.test_road_by_hand
+        "MoRF less LeRF", deletion_insertion, "_road", "first - rest[0]", "rest[0] - first", faithful.test_road_by_hand
     ),
     Mutant(
         "a drop may be negative",
-        masking,
+        confidence_drop,
         "_drop",
         ".clamp(min=0)",
         "",

@@ -4,29 +4,29 @@ import numpy as np
 import torch
 from torch import nn
 
+from camscope.evaluation import summary
 from camscope.explainers import InputXGradient, Saliency
-from camscope.measure import summary
 from camscope.metrics import (
     Estimate,
     average_precision,
     centroid_distance,
-    clusters,
+    cluster_variance,
     estimated,
-    forgetting,
     iou_otsu,
     jaccard,
-    localisation,
+    localization,
+    randomization_result,
     robustness,
     similarity,
     spearman,
     statistics,
-    verdicts,
+    weight_randomization,
 )
-from camscope.metrics.changes import Rotation, Shift
-from camscope.metrics.probe import Probe
+from camscope.metrics.explainer_probe import Probe
+from camscope.metrics.input_transforms import Rotation, Shift
 from camscope.metrics.robustness import agreements, max_sensitivity
-from mutants import Mutant
-from nets import Flat
+from tests.mutants import Mutant
+from tests.nets import Flat
 
 HEAT = np.array([[10.0, 6.0, 8.0, 0.0], [0.0, 0.0, 4.0, -3.0], [0.0, 0.0, 0.0, 0.0]])
 MASK = np.zeros((3, 4), bool)
@@ -124,26 +124,26 @@ def noise_is_in_shares_of_the_range() -> None:
 def batch_norm_forgets() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2))
     model[0].running_mean += 3
-    forgetting.reset(model, ["0"], 0)
+    weight_randomization.reset(model, ["0"], 0)
     assert not model[0].running_mean.any()
 
 
 def a_reset_leaves_the_random_numbers() -> None:
     model, state = nn.Linear(2, 2), torch.get_rng_state()
-    forgetting.reset(model, [""], 0)
+    weight_randomization.reset(model, [""], 0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def the_same_map_fails_whatever_the_null() -> None:
-    assert not verdicts.verdict_of(np.ones(3), (1.0, 1.0, 1.0)).passes
-    assert not verdicts.verdict_of(np.array([0.1, np.nan, np.nan]), (0.2, 0.3, 0.4)).passes
-    assert verdicts.verdict_of(np.array([0.1, 0.1]), (0.2, 0.3, 0.4)).passes
+    assert not randomization_result.verdict_of(np.ones(3), (1.0, 1.0, 1.0)).passes
+    assert not randomization_result.verdict_of(np.array([0.1, np.nan, np.nan]), (0.2, 0.3, 0.4)).passes
+    assert randomization_result.verdict_of(np.array([0.1, 0.1]), (0.2, 0.3, 0.4)).passes
 
 
 def the_null_is_as_wide_as_so_many_images_make_it() -> None:
     pairs = np.random.default_rng(0).random((25, 25))
     np.fill_diagonal(pairs, np.nan)
-    low, _, high = verdicts.interval_of(pairs)
+    low, _, high = randomization_result.interval_of(pairs)
     assert 0.18 < high - low < 0.28
 
 
@@ -161,7 +161,7 @@ def one_patient_with_most_of_the_images_has_no_interval() -> None:
 OF_METRICS = [
     Mutant(
         "what groups differ by, and not without each",
-        clusters,
+        cluster_variance,
         "deletion_effects",
         " / (1 - shares)",
         "",
@@ -169,18 +169,18 @@ OF_METRICS = [
     ),
     Mutant(
         "groups are counted, not weighed",
-        clusters,
+        cluster_variance,
         "effective_groups",
         "counts.sum() ** 2 / (counts**2).sum()",
         "len(counts)",
         one_patient_with_most_of_the_images_has_no_interval,
     ),
-    Mutant("within, not between", localisation, "_otsu", "between.argmax()", "between.argmin()", otsu_is_by_hand),
+    Mutant("within, not between", localization, "_otsu", "between.argmax()", "between.argmin()", otsu_is_by_hand),
     Mutant(
-        "axes mixed", localisation, "_centre", "for each in sums", "for each in sums[::-1]", a_centre_of_mass_is_by_hand
+        "axes mixed", localization, "_centre", "for each in sums", "for each in sums[::-1]", a_centre_of_mass_is_by_hand
     ),
     Mutant(
-        "both signs", localisation, "_given", "evidence(heat)", "abs(np.asarray(heat))", what_is_negative_is_not_counted
+        "both signs", localization, "_given", "evidence(heat)", "abs(np.asarray(heat))", what_is_negative_is_not_counted
     ),
     Mutant("first of equals", similarity, "ranks", "(counts - 1) / 2", "(counts - 1)", tied_ranks_are_means),
     Mutant(
@@ -249,16 +249,16 @@ OF_METRICS = [
     ),
     Mutant(
         "random numbers moved on",
-        forgetting,
+        weight_randomization,
         "reset",
         "torch.set_rng_state(before)",
         "pass",
         a_reset_leaves_the_random_numbers,
     ),
-    Mutant("permuted, not reset", forgetting, "_reset_one", "callable(renew)", "False", batch_norm_forgets),
+    Mutant("permuted, not reset", weight_randomization, "_reset_one", "callable(renew)", "False", batch_norm_forgets),
     Mutant(
         "a null of one forgives",
-        verdicts,
+        randomization_result,
         "verdict_of",
         "last >= UNCHANGED",
         "last > UNCHANGED + 1",
@@ -266,7 +266,7 @@ OF_METRICS = [
     ),
     Mutant(
         "most have no number",
-        verdicts,
+        randomization_result,
         "verdict_of",
         "np.isnan(end).mean() > 0.5",
         "np.isnan(end).mean() > 0.9",
@@ -274,7 +274,7 @@ OF_METRICS = [
     ),
     Mutant(
         "quantiles of pairs",
-        verdicts,
+        randomization_result,
         "interval_of",
         "np.mean([random.choice(row, REPLICATES) for row in known], axis=0)",
         "np.concatenate(known)",

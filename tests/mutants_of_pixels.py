@@ -4,13 +4,14 @@ import torch
 from torch import nn
 
 from camscope import Occlusion
-from camscope.explainers import RISE, IntegratedGradients, SegmentAblation, SmoothGrad, baselines
-from camscope.explainers.gradients.noisy import Noisy
-from camscope.explainers.paths import straight
-from camscope.explainers.perturbations import occlusion
-from camscope.explainers.perturbations.sampled import SampledExplainer
-from camscope.hooks import patched
-from mutants import Mutant
+from camscope.explainers import RISE, IntegratedGradients, SegmentAblation, SmoothGrad
+from camscope.explainers.core import baselines
+from camscope.explainers.gradient.input_gradients import Noisy
+from camscope.explainers.path import base
+from camscope.explainers.perturbation import occlusion
+from camscope.explainers.perturbation.rise import SampledExplainer
+from camscope.hooks import incremental_forward
+from tests.mutants import Mutant
 
 
 class Squares(nn.Module):
@@ -59,10 +60,10 @@ def a_linear_nets_cells_are_its_terms() -> None:
 def a_window_is_followed_as_far_as_it_reaches() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, stride=2, padding=1)).double()
     x, corners = torch.rand(1, 1, 12, 12, dtype=torch.float64), torch.tensor([[5, 4], [0, 10]])
-    versions = patched.Patched(x, torch.zeros(2, 1, 2, 2, dtype=torch.float64), corners)
+    versions = incremental_forward.Patched(x, torch.zeros(2, 1, 2, 2, dtype=torch.float64), corners)
     full = versions.cut(torch.zeros_like(corners), [12, 12])
     with torch.no_grad():
-        torch.testing.assert_close(patched.whole(model(versions)), model(full))
+        torch.testing.assert_close(incremental_forward.whole(model(versions)), model(full))
 
 
 def noise_is_a_share_of_the_span() -> None:
@@ -78,7 +79,7 @@ def each_segment_has_what_it_alone_loses() -> None:
 
 
 OF_PIXELS = [
-    Mutant("ends, not middles", straight, "middles", "places) + 0.5)", "places) + 1.0)", one_step_is_exact_on_squares),
+    Mutant("ends, not middles", base, "middles", "places) + 0.5)", "places) + 1.0)", one_step_is_exact_on_squares),
     Mutant("one seed for all", baselines, "starts", "tool.seed ^ which", "tool.seed", two_noises_are_not_one),
     Mutant(
         "the level stays",
@@ -106,7 +107,7 @@ OF_PIXELS = [
     ),
     Mutant(
         "reach forgotten",
-        patched,
+        incremental_forward,
         "_windowed",
         "dilation[i] * (kernel[i] - 1) for",
         "dilation[i] * (kernel[i] - 2) for",
@@ -114,7 +115,7 @@ OF_PIXELS = [
     ),
     Mutant(
         "padding forgotten",
-        patched,
+        incremental_forward,
         "_windowed",
         "wide - x.first - pads",
         "wide - x.first",

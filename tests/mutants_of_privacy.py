@@ -13,15 +13,15 @@ from PIL import Image
 from torch import Tensor
 
 from camscope.batch import Manifest, manifest_of
-from camscope.batch import private as runs
+from camscope.batch import pseudonymize as runs
 from camscope.errors import ImageError, InputError, PreprocessError
-from camscope.explainers import facts, inputs
-from camscope.images import private, silence
+from camscope.explainers.core import inputs, maps
+from camscope.images.files import redaction
 from camscope.images.photo import read_photo
-from camscope.images.scan import Scan
-from camscope.images.scan_preprocess import ScanPreprocess
-from mutants import Mutant
-from scan_files import folder, slices
+from camscope.images.scans.scan import Scan
+from camscope.images.scans.scan_preprocess import ScanPreprocess
+from tests.mutants import Mutant
+from tests.scan_files import folder, slices
 
 HOME = (torch.device("cpu"), torch.float32)
 VOLUME = np.zeros((2, 4, 4), np.int16)
@@ -31,8 +31,8 @@ def no_error_quotes_another() -> None:
     for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
         error = ImageError(said)
         error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
-        assert "DOE" not in private.unquoted(error)
-        assert "it" in private.unquoted(error)
+        assert "DOE" not in redaction.unquoted(error)
+        assert "it" in redaction.unquoted(error)
 
 
 def a_folder_of_slices_is_a_scan() -> None:
@@ -92,14 +92,14 @@ def a_debugged_decoder_tells_no_tag() -> None:
 
 
 def a_path_is_no_plain_setting() -> None:
-    known = facts.discreet({"baseline": "DOE^JANE.png", "steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"})
+    known = maps.discreet({"baseline": "DOE^JANE.png", "steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"})
     assert "DOE" not in str(known)
     assert (known["steps"], known["fill"]) == (3, "mean")
 
 
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
-    Mutant("all is told", private, "unquoted", QUOTED, "", no_error_quotes_another),
+    Mutant("all is told", redaction, "unquoted", QUOTED, "", no_error_quotes_another),
     Mutant("only by names", runs, "has_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan),
     Mutant(
         "rows are places",
@@ -127,11 +127,11 @@ OF_PRIVACY = [
     ),
     Mutant(
         "debugged decoders",
-        silence,
+        redaction,
         "silent",
         "isEnabledFor(logging.DEBUG)",
         "isEnabledFor(-1)",
         a_debugged_decoder_tells_no_tag,
     ),
-    Mutant("lists of paths", facts, "is_plain", "all(map(is_plain, value))", "True", a_path_is_no_plain_setting),
+    Mutant("lists of paths", maps, "is_plain", "all(map(is_plain, value))", "True", a_path_is_no_plain_setting),
 ]

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from camscope.errors import ImageError
-from camscope.images import dicom_codecs, dicom_picture, dicom_place, dicom_values, nifti, private, series, tags, window
-from camscope.images.dicom import read_dicom
-from camscope.images.dicom_place import Plane
-from camscope.images.dicom_values import Amounts
-from camscope.images.nifti import read_nifti
-from camscope.images.series import read_series
-from mutants import Mutant
-from scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
+from camscope.images.files import redaction
+from camscope.images.scans import dicom_geometry, dicom_pixels, dicom_series, dicom_tags, dicom_values, nifti, scan
+from camscope.images.scans.dicom import read_dicom
+from camscope.images.scans.dicom_geometry import Plane
+from camscope.images.scans.dicom_series import read_series
+from camscope.images.scans.dicom_values import Amounts
+from camscope.images.scans.nifti import read_nifti
+from tests.mutants import Mutant
+from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
 
 STORED = np.array([[0, 1, 2], [3, 100, 4095]], np.uint16)
 
@@ -105,18 +106,18 @@ def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
 
 
 def a_window_of_one_half_below_its_centre() -> None:
-    assert window.linear(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
-    assert abs(window.sigmoid(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
+    assert scan.linear(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
+    assert abs(scan.sigmoid(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
 
 
 def an_error_says_nothing_of_its_cause() -> None:
-    with pytest.raises(ImageError) as caught, private.told("scan-0"):
+    with pytest.raises(ImageError) as caught, redaction.told("scan-0"):
         raise ValueError("Canary")
     assert "Canary" not in str(caught.value)
 
 
 def text_that_is_not_known_is_not_taken() -> None:
-    with private.silent():
+    with redaction.silent():
         made = written(dicom(STORED, Modality="CANARY"))
     assert read_dicom(made).modality == ""
 
@@ -126,7 +127,7 @@ def a_name_needs_the_key() -> None:
         names = set()
         for key in ("one", "two"):
             patch.setenv("CAMSCOPE_KEY", key)
-            names.add(private.scan_name("a.dcm"))
+            names.add(redaction.scan_name("a.dcm"))
     assert len(names) == 2
 
 
@@ -146,7 +147,7 @@ OF_SCANS = [
     Mutant("rows for columns", Plane, "world", "self.spacing[1]", "self.spacing[0]", a_slice_lies_where_it_says),
     Mutant(
         "the other way",
-        series,
+        dicom_series,
         "_volume",
         "for at in stack.order]",
         "for at in stack.order[::-1]]",
@@ -155,7 +156,7 @@ OF_SCANS = [
     Mutant("left for right", Plane, "world", "TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
     Mutant(
         "as they come",
-        dicom_place,
+        dicom_geometry,
         "stacked",
         'np.argsort(along, kind="stable")',
         "np.arange(len(along))",
@@ -163,7 +164,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the mean is usual",
-        dicom_place,
+        dicom_geometry,
         "stacked",
         "np.median(steps)",
         "np.mean(steps)",
@@ -171,7 +172,7 @@ OF_SCANS = [
     ),
     Mutant(
         "in place from the first",
-        dicom_place,
+        dicom_geometry,
         "_longest_run",
         "max(zip",
         "min(zip",
@@ -179,7 +180,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the first frame's rescale",
-        dicom_picture,
+        dicom_values,
         "_amounts",
         "functional_groups(dataset, wanted)",
         "functional_groups(dataset, [0] * len(wanted))",
@@ -187,7 +188,7 @@ OF_SCANS = [
     ),
     Mutant(
         "a copy by its number",
-        series,
+        dicom_series,
         "_without_copies",
         "hashlib.sha256(one.path.read_bytes()).hexdigest()",
         "one.instance",
@@ -195,7 +196,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the stream is believed",
-        dicom_codecs,
+        dicom_pixels,
         "check_streams",
         "size is not None and",
         "False and",
@@ -212,16 +213,18 @@ OF_SCANS = [
     ),
     Mutant(
         "half a unit",
-        window,
+        scan,
         "linear",
         "centre - 0.5, width - 1",
         "centre, width - 1",
         a_window_of_one_half_below_its_centre,
     ),
-    Mutant("four times steep", window, "sigmoid", "steep = 2", "steep = 4", a_window_of_one_half_below_its_centre),
+    Mutant("four times steep", scan, "sigmoid", "steep = 2", "steep = 4", a_window_of_one_half_below_its_centre),
     Mutant(
-        "the cause is told", private, "_damaged", "type(error).__name__", "error", an_error_says_nothing_of_its_cause
+        "the cause is told", redaction, "_damaged", "type(error).__name__", "error", an_error_says_nothing_of_its_cause
     ),
-    Mutant("any word", tags, "word", 'value if value in known else ""', "value", text_that_is_not_known_is_not_taken),
-    Mutant("a hash without a key", private, "scan_name", "local_key()", 'b"key"', a_name_needs_the_key),
+    Mutant(
+        "any word", dicom_tags, "word", 'value if value in known else ""', "value", text_that_is_not_known_is_not_taken
+    ),
+    Mutant("a hash without a key", redaction, "scan_name", "local_key()", 'b"key"', a_name_needs_the_key),
 ]

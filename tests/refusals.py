@@ -2,7 +2,7 @@
 
 from camscope.errors import CamscopeError, InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS
-from nets import CASES, Case
+from tests.nets import CASES, Case
 
 CALLABLE, PLAIN, LINEAR = "a callable target", "plain", "linear"
 

@@ -16,9 +16,9 @@ from PIL import Image
 from camscope import render
 from camscope.errors import CamscopeError, GeometryError, InputError, OutputError
 from camscope.explanation import MEANING, ClassScore, Explanation, figure
-from camscope.files import write_bytes
 from camscope.geometry import Placement
-from pictures import notebook_picture, photograph
+from camscope.safe_files import write_bytes
+from tests.pictures import notebook_picture, photograph
 
 HEAT = np.array([[0.0, 1.0, 0.5], [-3.0, 4.0, 2.0]])
 TOP = {name: tuple(render.colourise(np.array([[1.0]]), name)[0, 0]) for name in ("inferno", "viridis", "diverging")}

@@ -13,9 +13,9 @@ from camscope import GradCAM, render
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation, figure
 from camscope.geometry import Placement
-from camscope.render.outlines import OUTLINE
-from camscope.render.panel import AMBER
-from pictures import notebook_picture
+from camscope.render.image_grid import AMBER
+from camscope.render.legend import OUTLINE
+from tests.pictures import notebook_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

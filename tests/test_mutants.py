@@ -4,14 +4,14 @@ import pytest
 from torch import nn
 
 from camscope.hooks import base
-from mutants import MUTANTS
-from mutants_of_audits import OF_AUDITS
-from mutants_of_exports import OF_EXPORTS
-from mutants_of_faithfulness import OF_FAITHFULNESS
-from mutants_of_metrics import OF_METRICS
-from mutants_of_pixels import OF_PIXELS
-from mutants_of_privacy import OF_PRIVACY
-from mutants_of_scans import OF_SCANS
+from tests.mutants import MUTANTS
+from tests.mutants_of_audits import OF_AUDITS
+from tests.mutants_of_exports import OF_EXPORTS
+from tests.mutants_of_faithfulness import OF_FAITHFULNESS
+from tests.mutants_of_metrics import OF_METRICS
+from tests.mutants_of_pixels import OF_PIXELS
+from tests.mutants_of_privacy import OF_PRIVACY
+from tests.mutants_of_scans import OF_SCANS
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
-from camscope.explainers.constancy import constant_rows
-from camscope.explainers.interaction import samples_interact
-from camscope.explainers.scope import weights_key
+from camscope.explainers.core.constant_scores import constant_rows
+from camscope.explainers.core.evaluation_context import weights_key
+from camscope.explainers.core.sample_interaction import samples_interact
 from camscope.targets import Score
 
 

@@ -97,9 +97,9 @@ if TYPE_CHECKING:
     from camscope.geometry import Placement
     from camscope.hooks import Tap, clip_gradients, edit, extract, inspect, record
     from camscope.images.preprocess import Preprocess
-    from camscope.images.scan_preprocess import ScanPreprocess
-    from camscope.images.scans import read_scan
-    from camscope.layers import Layout
+    from camscope.images.scans.scan_preprocess import ScanPreprocess
+    from camscope.images.scans.scan_reader import read_scan
+    from camscope.layers.layout import Layout
     from camscope.medical import (
         explain_patch,
         explain_patches,
@@ -251,9 +251,9 @@ _NAMES = {
     "camscope.geometry": "Placement",
     "camscope.hooks": "Tap clip_gradients edit extract inspect record",
     "camscope.images.preprocess": "Preprocess",
-    "camscope.images.scan_preprocess": "ScanPreprocess",
-    "camscope.images.scans": "read_scan",
-    "camscope.layers": "Layout",
+    "camscope.images.scans.scan_preprocess": "ScanPreprocess",
+    "camscope.images.scans.scan_reader": "read_scan",
+    "camscope.layers.layout": "Layout",
     "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
     "camscope.models": "load_model",
     "camscope.targets": "Box Class Classes Difference Output Probability Region Similarity Target Text",

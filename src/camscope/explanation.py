@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import render
-from camscope.data_files import MAX_ARRAYS, one_error, read_json, read_npz
+from camscope.data_readers import MAX_ARRAYS, one_error, read_json, read_npz
 from camscope.errors import GeometryError, InputError, OutputError
-from camscope.files import write_bytes
 from camscope.geometry import Placement
-from camscope.wording import plural
+from camscope.plurals import plural
+from camscope.safe_files import write_bytes
 
 Floats = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]

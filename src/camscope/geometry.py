@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError
-from camscope.wording import plural
+from camscope.plurals import plural
 
 Floats = NDArray[np.floating[Any]]
 BLOCK = 1 << 20  # pixels that a general affine projection handles at once

@@ -12,11 +12,11 @@ from torch import nn
 
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, LayerExplainer
-from camscope.explainers.pixels import PixelExplainer
-from nets import CASES, Plain, linear, plain
-from refusals import ATTENTION, CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
-from tools import Counting, Tally, explainer, looks_at_layers, seen_before
-from untouched import untouched
+from camscope.explainers.core.pixel_base import PixelExplainer
+from tests.nets import CASES, Plain, linear, plain
+from tests.refusals import ATTENTION, CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
+from tests.tools import Counting, Tally, explainer, looks_at_layers, seen_before
+from tests.untouched import untouched
 
 # Tiny random networks have maps without positive evidence; that it is said is tested elsewhere.
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

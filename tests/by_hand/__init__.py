@@ -14,5 +14,5 @@ OTHER = [[[2.0, -2.0], [2.0, 2.0]], [[0.0, 2.0], [-2.0, 0.0]]]
 BY_HAND = {
     method: numbers
     for family in iter_modules(__path__)
-    for method, numbers in import_module(f"by_hand.{family.name}").NUMBERS.items()
+    for method, numbers in import_module(f"{__name__}.{family.name}").NUMBERS.items()
 }

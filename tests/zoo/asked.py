@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeError
 from camscope.explainers import METHODS, Explainer, GradCAM
-from refusals import ATTENTION
-from zoo.row import Row
+from tests.refusals import ATTENTION
+from tests.zoo.row import Row
 
 FEW = {"samples": 2, "steps": 2, "groups": 4, "top": 6, "concepts": 2}
 SMALL = 2e5  # parameters: such a model runs a hundred times in a second

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from zoo.row import CLASSES, Row, direction, query, region
+from tests.zoo.row import CLASSES, Row, direction, query, region
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 PATCHES = {**SMALL, "image_size": (64, 96), "patch_size": 16}

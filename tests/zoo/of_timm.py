@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from zoo.row import CLASSES, Row
+from tests.zoo.row import CLASSES, Row
 
 
 def named(name: str, **settings: object) -> Callable[[], nn.Module]:

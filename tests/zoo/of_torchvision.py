@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from zoo.row import CLASSES, Row, region
+from tests.zoo.row import CLASSES, Row, region
 
 
 def named(name: str, **settings: object) -> Callable[[], nn.Module]:

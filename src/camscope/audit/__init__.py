@@ -1,11 +1,10 @@
-"""A model audit: stages, verdicts, report. Floor 6. Needs the extra `audit`.
+"""A model audit: stages, verdicts, report. Level 6. Needs the extra `audit`.
 
-`config` says what is looked at and what was declared before; `subject` is that in memory. The `stages` run in order
-(`running`), each makes its part of the `schema`, and `verdicts` and `limits` follow from the parts; the `report` shows them.
-What stages are made of: `answers` of the model, `lines` of metrics (of `samples`), `shortcuts`, and `ways` of looking.
-Around them: `starting` writes a config, `estimating` says how long it takes, `audited` is the finished audit with its tables
-(`writing`) and its `provenance`; `comparing` holds two against one another that are `alike`; `verifying` holds one against its
-digests, its summary against the tables it follows from (`following`), and some rows against the images (`recomputing`).
+- `core`: the config, the cohort, what a stage works with (`context`), and the schema of the summary.
+- `stages` run in order (`runner`). Each fills its part of the schema, from `performance`, `shortcuts` and `clustering`.
+- `verdicts` follow from the parts, and the `report` shows them. `audit_run` is the finished audit.
+- `config_template` writes a config, `demo` makes an example. `comparison` compares two audits that are comparable.
+- `provenance` records what an audit was computed from. `verification` checks it against digests, tables and images.
 """
 
 import importlib.util
@@ -19,8 +18,8 @@ if missing := [
 ]:
     raise MissingExtraError(missing[0], "audit")
 
-from camscope.audit.audited import AuditRun, run
-from camscope.audit.config import Config
-from camscope.audit.schema import Summary, Verdict
+from camscope.audit.audit_run import AuditRun, run
+from camscope.audit.core.config import Config
+from camscope.audit.core.schema import Summary, Verdict
 
 __all__ = ["AuditRun", "Config", "Summary", "Verdict", "run"]

@@ -1,13 +1,13 @@
 """A manifest in, one Parquet dataset of maps out: restartable at any instant. Floor 5. Needs the extra `batch`."""
 
-from camscope.batch.album import Run
+from camscope.batch.batch_run import Run
 from camscope.batch.export import Exported
 from camscope.batch.inspection import Finding, Inspection, inspect_images
-from camscope.batch.local import Outcome
+from camscope.batch.local_engine import Outcome
 from camscope.batch.manifest import Manifest
-from camscope.batch.names import Names
 from camscope.batch.query import Query
-from camscope.batch.run import run_batch
+from camscope.batch.result_rows import Names
+from camscope.batch.runner import run_batch
 from camscope.batch.sources import manifest_of
 
 __all__ = [

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from camscope.batch.locations import Locations
-from camscope.data_files import one_error, read_parquet
+from camscope.batch.path_resolver import Locations
+from camscope.data_readers import one_error, read_parquet
 from camscope.errors import InputError, MissingExtraError
-from camscope.files import no_file
-from camscope.images.listing import images_of, is_medical
-from camscope.images.private import scan_name
-from camscope.images.scans import is_scan
-from camscope.wording import plural
+from camscope.images.files.redaction import scan_name
+from camscope.images.files.source_files import images_of, is_medical
+from camscope.images.scans.scan_reader import is_scan
+from camscope.plurals import plural
+from camscope.safe_files import no_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.manifest import arrow
-from camscope.batch.rows import KEYS, NOT_IN_ALL, column_types
-from camscope.data_files import FEW_VALUES, VALUES_PER_BYTE, check_parquet, one_error
+from camscope.batch.result_rows import KEYS, NOT_IN_ALL, column_types
+from camscope.data_readers import FEW_VALUES, VALUES_PER_BYTE, check_parquet, one_error
 from camscope.errors import InputError, MissingExtraError
-from camscope.wording import plural
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa

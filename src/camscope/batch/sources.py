@@ -1,14 +1,27 @@
-"""What a run may be given: files, a table of them, a dataset, or a dataset's name."""
+"""What a run may be given: files, a table of them, a dataset, or a dataset's name.
 
+Datasets of torchvision, of Hugging Face, or of anybody who wrote `__len__` and `__getitem__`, as the images of a run.
+"""
+
+import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from camscope.batch.datasets import manifest_of_dataset
-from camscope.batch.manifest import Manifest, manifest_of_files
+import numpy as np
+import torch
+from torch import Tensor
+
+from camscope.batch.manifest import Manifest, arrow, manifest_of_files, numbered
 from camscope.errors import InputError, MissingExtraError
+from camscope.explainers.core.maps import in_words
+from camscope.safe_files import read_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 LIBRARIES = ("hf:", "torchvision:")
 
@@ -79,3 +92,113 @@ def _built(name: str, split: str, root: str | Path | None) -> Any:
         return kind(**chosen)
     except Exception as error:
         raise InputError(f"torchvision:{name}: it cannot be made: {type(error).__name__}: {error}") from error
+
+
+KEYS = ("image", "img", "pixel_values")  # where an item of a dataset has its image
+LABEL = "class"  # the column of the dataset's own label
+
+
+class Images:
+    """The images of a dataset by their numbers, as files' bytes or decoded. One is fetched at a time: few datasets allow more."""
+
+    def __init__(self, dataset: Any, key: str | int | None) -> None:
+        self.dataset, self.key = dataset, key
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> Any:
+        with self._lock:
+            item = self.dataset[number]
+        image = _image(item) if self.key is None else item[self.key]
+        if isinstance(image, Mapping) and image.keys() >= {
+            "bytes",
+            "path",
+        }:  # as Hugging Face holds what is not decoded
+            return read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
+        return image
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Images, (self.dataset, self.key)
+
+
+def manifest_of_dataset(dataset: Any, named: str | None = None) -> Manifest:
+    """One row an image, `path` its number as `#12`; its label goes along as the column `class`, all else of a table as it is.
+
+    `dataset`: of Hugging Face with a column of images, of torchvision, or anything with `__len__` and `__getitem__` whose
+    items are images, begin with one, or hold one as "image". `named`: words by which `dataset_of` finds it again.
+    """
+    if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):  # ImageFolder and its kin
+        return _of_files(dataset)
+    if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
+        table, images = _of_hugging_face(dataset)
+    elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        table, images = _labels(dataset), Images(dataset, None)
+    else:
+        raise InputError(
+            f"a {type(dataset).__name__} has no length, or no items by number; pass one that has, or files"
+        )
+    identity = named or getattr(dataset, "_fingerprint", None) or dataset
+    return Manifest(numbered(table, type(dataset).__name__), None, images, in_words(identity))
+
+
+def _of_files(dataset: Any) -> Manifest:
+    """The files that such a dataset lists: they are read as files, and can be found again."""
+    pa = arrow()
+    paths, classes = zip(*dataset.samples, strict=True)
+    columns = {"path": pa.array(paths, pa.string()), LABEL: _named(np.array(classes), dataset.classes)}
+    return Manifest(numbered(pa.table(columns), type(dataset).__name__), None)
+
+
+def _of_hugging_face(dataset: Any) -> tuple["pa.Table", Images]:
+    """Its table without the pictures, whose files' bytes are taken undecoded."""
+    kinds = {name: type(feature).__name__ for name, feature in dataset.features.items()}
+    pictures = [name for name, kind in kinds.items() if kind == "Image"]
+    if not pictures:
+        raise InputError(f"the dataset has no column of images; its columns are {', '.join(kinds)}")
+    undecoded = dataset.cast_column(pictures[0], import_module("datasets").Image(decode=False))
+    table = dataset.remove_columns(pictures).with_format("arrow")[:] if len(kinds) > len(pictures) else None
+    columns = {} if table is None else {name: table[name] for name in table.column_names if name not in ("path", "row")}
+    for name in (name for name, kind in kinds.items() if kind == "ClassLabel" and name in columns):
+        columns[name] = _named(columns[name].to_numpy(), dataset.features[name].names)
+    free = LABEL not in columns
+    renamed = {LABEL if name == "label" and free else name: column for name, column in columns.items()}
+    return arrow().table({"path": _numbers(len(dataset)), **renamed}), Images(undecoded, pictures[0])
+
+
+def _labels(dataset: Any) -> "pa.Table":
+    """The labels of a dataset of torchvision's kind, which has them beside its images; else its numbers alone."""
+    pa, targets, classes = arrow(), getattr(dataset, "targets", None), getattr(dataset, "classes", None)
+    columns = {"path": _numbers(len(dataset))}
+    values = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
+    if len(values) == len(dataset) and values.ndim == 1 and values.dtype.kind in "iuU":
+        columns[LABEL] = (
+            _named(values, classes) if classes and values.dtype.kind in "iu" else pa.array(values.astype(str))
+        )
+    return pa.table(columns)
+
+
+def _numbers(count: int) -> "pa.Array":
+    digits = arrow().array(np.arange(count)).cast(arrow().string())
+    return arrow("compute").binary_join_element_wise("#", digits, "")
+
+
+def _named(classes: Any, names: Sequence[str]) -> "pa.Array":
+    """Names for numbers; none for what is no class, as -1."""
+    pa = arrow()
+    known = (classes >= 0) & (classes < len(names))
+    places = pa.array(np.where(known, np.nan_to_num(classes), 0).astype(np.int64), mask=~known)
+    return pa.array([str(name) for name in names], pa.string()).take(places)
+
+
+def _image(item: Any) -> Any:
+    """Of what a dataset gives for a number: itself, what it begins with, or what it holds under a usual name."""
+    if isinstance(item, np.ndarray | torch.Tensor | bytes) or not hasattr(item, "__getitem__"):
+        return item
+    if isinstance(item, Mapping):
+        for key in KEYS:
+            if key in item:
+                return item[key]
+    elif isinstance(item, list | tuple) and item:
+        return item[0]
+    raise InputError(
+        f"an item is {type(item).__name__}; expected an image, a tuple that begins with one, or one as 'image'"
+    )

@@ -11,12 +11,12 @@ from camscope.cli import (
     choose,
     compare,
     demo,
+    evaluate,
     explain,
     export,
     features,
     inspect_images,
     layers,
-    measure,
     methods,
     show,
 )
@@ -34,22 +34,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: camscope demo",
 )
-for module in (
-    demo,
-    explain,
-    compare,
-    inspect_images,
-    batch,
-    show,
-    export,
-    measure,
-    choose,
-    benchmark,
-    layers,
-    features,
-    methods,
-):
-    name = module.__name__.rpartition(".")[2].replace("_", "-")
+COMMANDS = {
+    "demo": demo,
+    "explain": explain,
+    "compare": compare,
+    "inspect-images": inspect_images,
+    "batch": batch,
+    "show": show,
+    "export": export,
+    "measure": evaluate,
+    "choose": choose,
+    "benchmark": benchmark,
+    "layers": layers,
+    "features": features,
+    "methods": methods,
+}
+for name, module in COMMANDS.items():
     app.command(name, epilog=f"Example: {module.EXAMPLE}")(module.run)
 app.add_typer(audit.app, name="audit")
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, mapping
-from camscope.files import write_bytes
-from camscope.wording import plural
+from camscope.cli import base, evaluation_request
+from camscope.plurals import plural
+from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.audit import AuditRun
-    from camscope.audit.schema import Number
+    from camscope.audit.core.schema import Number
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +61,7 @@ def init(
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Write a config with a word on every setting, from what the manifest and the model say of themselves."""
-    from camscope.audit.starting import init as begun
+    from camscope.audit.config_template import init as begun
 
     findings = base.split(finding or "")
     text = begun(
@@ -90,7 +90,7 @@ def run(
     """
     from camscope.audit import run as audited
 
-    with mapping.resumable(output), base.remarks(), staged() as told:
+    with evaluation_request.resumable(output), base.remarks(), staged() as told:
         made = audited(config, output, overwrite=overwrite, told=told, foreseen=tell_time)
     tell(made)
     if made.failures:
@@ -110,7 +110,7 @@ def compare(
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Paired tests between two audits of the same images: answers, maps, reliance; and which verdicts changed."""
-    from camscope.audit.comparing import compared
+    from camscope.audit.comparison import compared
 
     made = compared(first, second)
     if output is not None:
@@ -155,7 +155,7 @@ def verify(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other rows.")] = 0,
 ) -> None:
     """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
-    from camscope.audit.verifying import verified
+    from camscope.audit.verification.verify import verified
 
     with staged() as told:
         found = verified(folder, config, rows=rows, seed=seed, told=lambda done, total: told("images", done, total))
@@ -239,7 +239,7 @@ def verdict_table(made: "AuditRun") -> "Table":
     """A line for each question, those that speak against the model first."""
     from rich.text import Text
 
-    from camscope.audit.report.words import SUBJECTS
+    from camscope.audit.report.verdict_labels import SUBJECTS
 
     table = base.table("claim", "verdict", "effect [95 %]>", "n>", "why")
     for one in made.verdicts:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from camscope.cli.encoding import print_anywhere
+from camscope.cli.ascii_fallback import print_anywhere
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -260,7 +260,7 @@ def tell_model(context: typer.Context) -> None:
 def methods_of(names: str) -> "dict[str, type[Explainer]]":
     """The methods of `a,b`, or all of them but the slow ones."""
     from camscope.explainers import METHODS
-    from camscope.explainers.base import WITHOUT_PACKAGE
+    from camscope.explainers.core.base import WITHOUT_PACKAGE
 
     quick = [method.name for method in in_reading_order(METHODS.values()) if not method.slow]
     wanted = quick if names == "all" else split(names)

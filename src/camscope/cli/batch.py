@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import asking, bars, base, mapping, scans
-from camscope.cli.settings import settings
-from camscope.wording import plural
+from camscope.cli import base, evaluation_request, options, progress, scan_options
+from camscope.cli.options import settings
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from camscope.batch import Outcome
@@ -86,13 +86,13 @@ def run(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Of Ray, each with the model; default: one a GPU, or a CPU.")
     ] = None,
-    window: scans.WindowOption = None,
-    profile: scans.ProfileOption = None,
+    window: scan_options.WindowOption = None,
+    profile: scan_options.ProfileOption = None,
     keep: Annotated[
         str | None,
         typer.Option("--keep", metavar="A,B", help="Columns that a run of scans writes, beside id and target."),
     ] = None,
-    allow_pixels: scans.AllowPixelsOption = False,
+    allow_pixels: scan_options.AllowPixelsOption = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try the images again that have no map, as after a disk was away.")
     ] = False,
@@ -103,18 +103,18 @@ def run(
     """Make the raw maps of many images. Start the same command again, and it goes on where it was."""
     from camscope.batch import manifest_of, run_batch
 
-    asked = asking.asked_of(context, choice, method, layer)
-    questions, methods = asking.questions(target, classes), base.methods_of(asked.method)
+    asked = options.asked_of(context, choice, method, layer)
+    questions, methods = options.questions(target, classes), base.methods_of(asked.method)
     layers = None if asked.layer is None else base.split(asked.layer)
-    asking.expect_a_layer(methods, layers)
+    options.expect_a_layer(methods, layers)
     keywords = settings(set_ or [], methods)
-    keywords = {name: {**bars.silent(kind), **keywords[name]} for name, kind in methods.items()}
+    keywords = {name: {**progress.silent(kind), **keywords[name]} for name, kind in methods.items()}
     manifest = manifest_of(source, "" if anywhere else root)
     base.tell_model(context)
     net = base.loaded(model, weights, device)
     asked.check(net)
-    tools = asking.explainers(methods, net, layers, preprocess, keywords)
-    with mapping.resumable(output), bars.counting() as told:
+    tools = options.explainers(methods, net, layers, preprocess, keywords)
+    with evaluation_request.resumable(output), progress.counting() as told:
         outcome = run_batch(
             tools,
             manifest,
@@ -126,7 +126,7 @@ def run(
             shard=_shard(shard),
             max_failures=max_failures,
             reduced=reduced,
-            profile=scans.checked(profile),
+            profile=scan_options.checked(profile),
             keep=base.split(keep or ""),
             window=window,
             allow_pixels=allow_pixels,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import asking, bars, base, lines, mapping
-from camscope.cli.measure import SHOWN, tables
-from camscope.cli.settings import settings
+from camscope.cli import base, evaluation_request, metric_tables, options, progress
+from camscope.cli.evaluate import SHOWN, tables
+from camscope.cli.options import settings
 
 if TYPE_CHECKING:
     from camscope.explainers import Explainer
@@ -37,24 +37,24 @@ def run(
 ) -> None:
     """Draw images, explain them by every method, and rank the methods by where the evidence is, with intervals."""
     from camscope.batch import run_batch
+    from camscope.evaluation import measure
     from camscope.explainers import METHODS
-    from camscope.measure import measure
 
     if kind not in KINDS:
         raise typer.BadParameter(f"{kind!r}; there is: {', '.join(KINDS)}", param_hint="'WHAT'")
-    file = None if figure is None else lines.figure_file(figure, overwrite)
+    file = None if figure is None else metric_tables.figure_file(figure, overwrite)
     kinds = dict(METHODS) if slow and method == "all" else base.methods_of(method)
     given = settings(set_ or [], kinds)
-    keywords = {name: {**bars.silent(one), **given[name]} for name, one in kinds.items()}
+    keywords = {name: {**progress.silent(one), **given[name]} for name, one in kinds.items()}
     folder, net = Path(output), base.loaded("phantom")
     manifest = phantoms(folder, count, seed, overwrite=overwrite)
-    tools = asking.explainers(kinds, net, None, None, keywords)
-    with mapping.resumable(folder), warnings.catch_warnings():
+    tools = options.explainers(kinds, net, None, None, keywords)
+    with evaluation_request.resumable(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         chosen = _suited(tools, folder / "images" / f"{seed:06d}.png") if method == "all" else tools
-        with bars.counting() as told:
+        with progress.counting() as told:
             run_batch(chosen, manifest, folder / "maps", batch_size=8, chunk=8, overwrite=overwrite, told=told)
-    with mapping.resumable(folder), bars.bar("measuring", 1, base.out()) as bar:
+    with evaluation_request.resumable(folder), progress.bar("measuring", 1, base.out()) as bar:
         found = measure(folder / "maps", folder / "measures", "mask", overwrite=overwrite, told=bar.at)
     tables(found, SHOWN, file, overwrite=overwrite)
 
@@ -66,9 +66,9 @@ def phantoms(folder: Path, count: int, seed: int, *, overwrite: bool = False) ->
 
     import numpy as np
 
-    from camscope.files import path_in, write_generated
     from camscope.phantom import CATEGORIES, draw
     from camscope.render import encode
+    from camscope.safe_files import path_in, write_generated
 
     stream = io.StringIO(newline="")
     table = csv.writer(stream)
@@ -84,6 +84,6 @@ def phantoms(folder: Path, count: int, seed: int, *, overwrite: bool = False) ->
 
 def _suited(tools: "list[Explainer]", image: Path) -> "list[Any]":
     """Those methods that have an answer for this model."""
-    from camscope.explainers.suited import explain_suited
+    from camscope.explainers.comparison.best_effort import explain_suited
 
     return list(explain_suited(tools, image, [None])[0])

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base
-from camscope.cli.paths import check_free
-from camscope.wording import plural
+from camscope.cli import base, options, progress
+from camscope.cli.output_paths import check_free
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from camscope.measure.choosing.choose import Choice
+    from camscope.evaluation.selection.select import Choice
 
 EXAMPLE = "camscope choose camscope-demo/images --method gradcam,layercam,eigencam --save choice.toml"
 
@@ -68,19 +68,19 @@ def run(
 ) -> None:
     """Race methods and layers on your images; losers drop out early. What is recommended comes with its evidence."""
     from camscope.batch import manifest_of
+    from camscope.evaluation.ground_truth import evidence_of
+    from camscope.evaluation.map_generation import expect_evidence
+    from camscope.evaluation.selection.candidates import candidates
+    from camscope.evaluation.selection.samples import samples_of, told_of
+    from camscope.evaluation.selection.select import choose
+    from camscope.evaluation.selection.select import save as write
     from camscope.explainers import GradCAM
-    from camscope.measure.choosing.candidates import candidates
-    from camscope.measure.choosing.choice import save as write
-    from camscope.measure.choosing.choose import choose
-    from camscope.measure.choosing.samples import samples_of, told_of
-    from camscope.measure.evidence import evidence_of
-    from camscope.measure.making import expect_evidence
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
             raise typer.BadParameter(f"{save}; expected a file of .toml", param_hint="'--save'")
         check_free(Path(save), overwrite, option="--save")
-    (question,) = asking.questions(target, None)
+    (question,) = options.questions(target, None)
     manifest = manifest_of(source, "" if anywhere else root)
     known = None
     if masks is not None:
@@ -98,7 +98,7 @@ def run(
         first = samples[0].item.x[None].to(device)
         with base.working("looking for layers"):
             tools = candidates(net, first, names, None if layer is None else base.split(layer))
-        with bars.bar(plural(len(tools), "candidate"), len(samples), base.out()) as bar:
+        with progress.bar(plural(len(tools), "candidate"), len(samples), base.out()) as bar:
             choice = choose(
                 tools,
                 samples,

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base, many, mapping
-from camscope.cli.paths import check_there, picture_file
-from camscope.cli.scans import Scans
-from camscope.cli.settings import settings
+from camscope.cli import base, compare_images, evaluation_request, options, progress
+from camscope.cli.options import settings
+from camscope.cli.output_paths import check_there, picture_file
+from camscope.cli.scan_options import Scans
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.explainers import Comparison, Explainer
-    from camscope.explainers.method import Method
-    from camscope.explainers.run import Watch
+    from camscope.explainers.core.dispatch import Watch
+    from camscope.explainers.core.method import Method
 
 EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 ALPHA = 0.85
@@ -105,42 +105,42 @@ def run(
     Of many images: a table for each metric, with intervals and differences, what the maps have in common, which methods cannot
     be told apart, and one figure. Start it again, and it goes on; a file that --figure names is not replaced: name another.
     """
-    from camscope.explainers.comparison import USUAL
-    from camscope.files import write_bytes
+    from camscope.explainers.comparison.compare import USUAL
     from camscope.render import encode
+    from camscope.safe_files import write_bytes
 
-    questions, path = asking.questions(None, classes), Path(image)
-    if mapping.is_images(image) or mapping.is_run(image):
+    questions, path = options.questions(None, classes), Path(image)
+    if evaluation_request.is_images(image) or evaluation_request.is_run(image):
         of_one = {
             "--columns": columns,
             "--shared-scale": shared_scale,
             "--colormap": None if colormap == "auto" else colormap,
         }
-        mapping.expect_none(
+        evaluation_request.expect_none(
             of_one | {"--alpha": None if alpha == ALPHA else alpha}, "it is for the figure of one image"
         )
-        wanted = mapping.Wanted(
-            image, model, weights, methods or (None if mapping.is_run(image) else ",".join(USUAL)), layers, questions,
+        wanted = evaluation_request.Wanted(
+            image, model, weights, methods or (None if evaluation_request.is_run(image) else ",".join(USUAL)), layers, questions,
             preprocess, root, images, seed or 0, masks, category, None if metric is None else base.split(metric), group,
             device, set_ or [], overwrite, anywhere, fetch,
         )  # fmt: skip
-        if not (a_run := mapping.is_run(image)):
+        if not (a_run := evaluation_request.is_run(image)):
             base.tell_model(context)
-        many.run(replace(wanted, model=None) if a_run and not wanted.asks else wanted, output, figure)
+        compare_images.run(replace(wanted, model=None) if a_run and not wanted.asks else wanted, output, figure)
         return
     of_many = {"--masks": masks, "--category": category, "--metric": metric, "--group": group, "--images": images,
                "--seed": seed, "--root": root, "--figure": figure, "--fetch": fetch, "--anywhere": anywhere}  # fmt: skip
-    mapping.expect_none(of_many, f"it is for many images, and {image} is one file")
+    evaluation_request.expect_none(of_many, f"it is for many images, and {image} is one file")
     kinds = base.methods_of(",".join(USUAL) if methods is None else methods)
     named = None if layers is None else base.split(layers)
-    asking.expect_a_layer(kinds, named)
-    keywords, look = settings(set_ or [], kinds), asking.look(colormap, alpha)
+    options.expect_a_layer(kinds, named)
+    keywords, look = settings(set_ or [], kinds), options.look(colormap, alpha)
     called = Scans().called(path)
     check_there(path, called)
     file = picture_file(output, "camscope-compare", path, "", overwrite, called)
     base.tell_model(context)
     net = base.loaded(model, weights, device)
-    tools = asking.explainers(kinds, net, named, preprocess, keywords)
+    tools = options.explainers(kinds, net, named, preprocess, keywords)
     with base.remarks(quoting=called is None) as remarks:
         found = _compared(tools, path, questions, leave_out=methods == "all")
     picture = found.figure(
@@ -155,15 +155,15 @@ def _compared(
 ) -> "Comparison":
     """Comparison, with a bar that says which methods are at work."""
     from camscope.explainers import LayerExplainer
-    from camscope.explainers.comparison import compare_each
+    from camscope.explainers.comparison.compare import compare_each
 
     alone = [tool for tool in tools if isinstance(tool, LayerExplainer) and tool.runs_model]
     total = len({(tool.mode, tool.company) for tool in tools}) + len(alone) * len(questions)
-    with bars.bar("", total, base.out()) as bar:
+    with progress.bar("", total, base.out()) as bar:
         return compare_each(tools, path, questions, leave_out=leave_out, watch=_watch(bar))
 
 
-def _watch(bar: bars.Bar) -> "Watch":
+def _watch(bar: progress.Bar) -> "Watch":
     def watch(working: "Sequence[Method]") -> None:
         names = list(dict.fromkeys(tool.name for tool in working))
         bar.begin(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")

@@ -1,5 +1,11 @@
-"""`camscope demo`: drawn radiographs whose evidence is known, explained by a method of each family."""
+"""`camscope demo`: drawn radiographs whose evidence is known, explained by a method of each family.
 
+`camscope demo --audit`: two nets with the same accuracy, one of which looks at a token, and two reports that say
+which.
+"""
+
+import sys
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import bars, base
-from camscope.cli.paths import check_free
-from camscope.files import path_in
+from camscope.cli import base, evaluation_request, progress
+from camscope.cli.output_paths import check_free
+from camscope.safe_files import path_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,10 +23,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from camscope.audit import AuditRun
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation, Floats
     from camscope.phantom import Phantom
     from camscope.render import Picture
+
 
 EXAMPLE = "camscope demo"
 SHOWN = "gradcam,layercam,scorecam,ablationcam,eigencam,centre"  # one of each family, and a control
@@ -56,8 +64,6 @@ def run(
 ) -> None:
     """Explain drawn radiographs whose evidence is known: one figure, and how well each method finds it."""
     if audit:
-        from camscope.cli.demo_audit import audits
-
         audits(output, seed, overwrite=overwrite)
         return
     methods = base.methods_of(method)
@@ -69,7 +75,7 @@ def run(
         check_free(path, overwrite)
     net = base.loaded("phantom")
     cases = _cases(
-        [kind(net, **bars.of_method(kind)) for kind in methods.values()], names, seed, leave_out=method == "all"
+        [kind(net, **progress.of_method(kind)) for kind in methods.values()], names, seed, leave_out=method == "all"
     )
     _save(cases, figure, images, overwrite)
     console = base.out()
@@ -97,12 +103,12 @@ def _names(count: int) -> list[str]:
 
 def _cases(explainers: "Sequence[Explainer]", names: Sequence[str], seed: int, *, leave_out: bool) -> list[_Case]:
     """A case an image; with `leave_out`, of those methods that have an answer for the first one."""
-    from camscope.explainers.suited import explain_suited
-    from camscope.explainers.together import explain_each
+    from camscope.explainers.comparison.best_effort import explain_suited
+    from camscope.explainers.core.dispatch import explain_each
     from camscope.phantom import CATEGORIES, draw
 
     cases: list[_Case] = []
-    with bars.bar("explaining", len(names), base.out()) as bar, base.remarks():
+    with progress.bar("explaining", len(names), base.out()) as bar, base.remarks():
         for i, name in enumerate(names):
             phantom = draw(seed + i, (i + 1) % len(CATEGORIES))
             if leave_out and not cases:
@@ -115,8 +121,8 @@ def _cases(explainers: "Sequence[Explainer]", names: Sequence[str], seed: int, *
 
 
 def _save(cases: Sequence[_Case], figure: Path, images: Sequence[Path], overwrite: bool) -> None:
-    from camscope.files import write_bytes
     from camscope.render import encode
+    from camscope.safe_files import write_bytes
 
     for case, path in zip(cases, images, strict=True):
         write_bytes(path, encode(_rgb(case.phantom.image), ".png"), overwrite=overwrite)
@@ -218,3 +224,35 @@ def _mean(cases: Sequence[_Case], column: int) -> tuple[str, ...]:
     energy = sum(energy_inside(heat, mask) or 0.0 for heat, mask in pairs) / len(pairs)
     area = float(sum(mask.mean() for _, mask in pairs)) / len(pairs)
     return f"{hits}/{len(pairs)}", _number(energy), _number(area)
+
+
+def audits(output: Path, seed: int, *, overwrite: bool) -> None:
+    """Train and audit both; print the verdicts that differ; open the reports where somebody sits at the terminal."""
+    from camscope.audit import run
+    from camscope.audit.demo import CLEAN, CONFOUNDED, phantom_audit
+    from camscope.cli.audit import staged, tell_time
+
+    made = []
+    with evaluation_request.resumable(output), base.remarks():
+        for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
+            with base.working(f"drawing radiographs and training the {name} net"):
+                config = phantom_audit(output / name, p, seed=seed, overwrite=overwrite)
+            with staged() as told:
+                made.append(run(config, output / name / "audit", overwrite=overwrite, told=told, foreseen=tell_time))
+    _tell(*made)
+    for one in made:
+        base.out().print(base.styled(("report  ", "bold"), (base.shown(one.report), "cyan")), soft_wrap=True)
+        if sys.stdout.isatty():
+            webbrowser.open(one.report.resolve().as_uri())
+
+
+def _tell(clean: "AuditRun", confounded: "AuditRun") -> None:
+    """A line for each verdict that differs."""
+    from camscope.audit.comparison import changes
+
+    table = base.table("claim", "clean", "confounded")
+    for one in changes(clean.verdicts, confounded.verdicts):
+        table.add_row(base.shown(one.claim), one.first, one.second)
+    areas = [run.summary.predict.findings[0].auroc.value or 0.0 for run in (clean, confounded)]
+    base.out().print(base.styled(("AUROC   ", "bold"), (f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}", "")))
+    base.out().print(table)

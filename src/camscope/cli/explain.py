@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import asking, bars, base, scans
-from camscope.cli.answer import Answers
-from camscope.cli.paths import RAW, Destination, ExistsError, check_there, images_of
-from camscope.cli.settings import settings
+from camscope.cli import base, options, progress, scan_options
+from camscope.cli.explain_output import Answers
+from camscope.cli.options import settings
+from camscope.cli.output_paths import RAW, Destination, ExistsError, check_there, images_of
 from camscope.errors import (
     ImageError,
     LayerError,
@@ -21,7 +21,7 @@ from camscope.errors import (
     TargetError,
     WeightsError,
 )
-from camscope.wording import plural
+from camscope.plurals import plural
 
 EXAMPLE = "camscope explain camscope-demo/images --method gradcam,layercam"
 ABOUT_THE_QUESTION = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
@@ -66,7 +66,7 @@ def run(
         typer.Option("--boxes", min=0, max=1, help="Boxes round what reaches this level instead of colour."),
     ] = None,
     series: Annotated[bool, typer.Option("--series", help="A folder is one DICOM series: a volume.")] = False,
-    window: scans.WindowOption = None,
+    window: scan_options.WindowOption = None,
     slices: Annotated[
         int | None,
         typer.Option(
@@ -87,20 +87,20 @@ def run(
             "--export", metavar="A,B", help="For viewers of scans: nifti, pmap (DICOM map), sc (DICOM picture)."
         ),
     ] = None,
-    profile: scans.ProfileOption = None,
-    allow_pixels: scans.AllowPixelsOption = False,
+    profile: scan_options.ProfileOption = None,
+    allow_pixels: scan_options.AllowPixelsOption = False,
     device: base.DeviceOption = "cpu",
     set_: base.SetOption = None,
     limit_top: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="How many top classes to list.")] = 5,
 ) -> None:
     """Explain images: a figure of each one, and the numbers behind it."""
-    asked = asking.asked_of(context, choice, method, layer)
-    questions, methods = asking.questions(target, classes), base.methods_of(asked.method)
+    asked = options.asked_of(context, choice, method, layer)
+    questions, methods = options.questions(target, classes), base.methods_of(asked.method)
     layers = None if asked.layer is None else base.split(asked.layer)
-    asking.expect_a_layer(methods, layers)
-    asking.expect_one_map_a_method(methods, layers)
-    keywords, look = settings(set_ or [], methods), asking.look(colormap, alpha, contour, boxes)
-    reading = scans.Scans(series, window, allow_pixels, base.split(export or ""), profile or "research", slices)
+    options.expect_a_layer(methods, layers)
+    options.expect_one_map_a_method(methods, layers)
+    keywords, look = settings(set_ or [], methods), options.look(colormap, alpha, contour, boxes)
+    reading = scan_options.Scans(series, window, allow_pixels, base.split(export or ""), profile or "research", slices)
     destination, paths = Destination.of(output, formats, overwrite), images_of(images, series=series)
     _check_one_file(destination, len(paths), len(methods) * len(questions))
     reading.expect_packages()
@@ -111,7 +111,7 @@ def run(
         base.tell_model(context)
         net = base.loaded(model, weights, device)
         asked.check(net)
-        tools = asking.explainers(methods, net, layers, preprocess, keywords)
+        tools = options.explainers(methods, net, layers, preprocess, keywords)
         reading = outcome.scans = reading.through(tools)
         answers = Answers(
             tools,
@@ -133,7 +133,7 @@ class _Outcome:
     """What became of the images: why some failed, and what others would have replaced."""
 
     debugging: bool
-    scans: scans.Scans
+    scans: scan_options.Scans
     done: int = 0
     failures: list[str] = field(default_factory=list)
     in_the_way: list[ExistsError] = field(default_factory=list)
@@ -186,7 +186,7 @@ def _each(answers: Answers, paths: Sequence[tuple[int, Path]], outcome: _Outcome
     from rich.text import Text
 
     console = base.out()
-    with bars.bar("explaining", len(paths), console) as bar:
+    with progress.bar("explaining", len(paths), console) as bar:
         for row, path in paths:
             try:
                 for line in answers.write(row, path, bar):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import bars, base, scans
-from camscope.wording import plural
+from camscope.cli import base, progress, scan_options
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from camscope.batch import Exported
@@ -38,7 +38,7 @@ def run(
             "--threshold", min=0.01, max=1, help="For coco: the part of a map's maximum that a box reaches round."
         ),
     ] = 0.5,
-    source: scans.ScansOption = None,
+    source: scan_options.ScansOption = None,
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -57,7 +57,7 @@ def run(
     if not matching:
         base.complain(f"no row of {len(found):,} matches: {where}")
         raise typer.Exit(base.FAILED)
-    with bars.bar("exporting", min(limit or matching, matching), base.err()) as bar:
+    with progress.bar("exporting", min(limit or matching, matching), base.err()) as bar:
         done = made.write(query, os.cpu_count() or 1, bar.advance)
     _tell(done, folder, output)
 

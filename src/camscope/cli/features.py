@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base
-from camscope.cli.paths import check_there, picture_file
-from camscope.cli.scans import Scans
-from camscope.files import slug
-from camscope.wording import plural
+from camscope.cli.output_paths import check_there, picture_file
+from camscope.cli.scan_options import Scans
+from camscope.plurals import plural
+from camscope.safe_files import slug
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,8 +33,8 @@ def run(
     overwrite: base.OverwriteOption = False,
 ) -> None:
     """Draw a layer's channels as a grid of pictures."""
-    from camscope.files import write_bytes
     from camscope.render import channel_grid, encode
+    from camscope.safe_files import write_bytes
 
     path = Path(image)
     called = Scans().called(path)
@@ -52,13 +52,14 @@ def run(
 
 def _maps(net: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
     """(K,h,w): the layer's channels."""
-    from camscope.cards import card_of
-    from camscope.explainers.inputs import read_item
-    from camscope.explainers.scope import home, survey
+    from camscope.explainers.core.evaluation_context import home, survey
+    from camscope.explainers.core.inputs import read_item
     from camscope.hooks import extract, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers import CONVOLUTIONAL, layout_of, noting, suspicion_of
-    from camscope.layout_probe import Place, Verdict, prove, refusal
+    from camscope.layers.layout import CONVOLUTIONAL
+    from camscope.layers.layout_probe import Place, Verdict, prove, refusal
+    from camscope.layers.selection import layout_of, noting, suspicion_of
+    from camscope.model_card import card_of
 
     inner, card = survey(net).model, card_of(net)
     name, module = find_layer(inner, layer)

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import bars, base
-from camscope.cli.paths import check_free
-from camscope.wording import plural
+from camscope.cli import base, progress
+from camscope.cli.output_paths import check_free
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
     from camscope.batch import Finding, Inspection
-    from camscope.batch.inspection.prevalence import Prevalence
+    from camscope.batch.inspection.distributions import Prevalence
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -90,7 +90,7 @@ def run(
         check_free(file, overwrite, option=option)
     from camscope.batch import inspect_images
 
-    with bars.bar("reading", 1, base.err()) as bar:
+    with progress.bar("reading", 1, base.err()) as bar:
         found = inspect_images(
             source,
             root="" if anywhere else root,

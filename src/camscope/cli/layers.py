@@ -8,7 +8,7 @@ import typer
 
 from camscope.cli import base
 from camscope.errors import CamscopeError
-from camscope.wording import plural
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,8 +53,8 @@ def _example(net: "nn.Module", size: str | None) -> "Tensor":
     """(1,C,*S): noise of the size that the model is known to take, or of the size asked for."""
     import torch
 
-    from camscope.explainers.inputs import spatial_rank
-    from camscope.explainers.scope import home, survey
+    from camscope.explainers.core.evaluation_context import home, survey
+    from camscope.explainers.core.inputs import spatial_rank
 
     inner = survey(net).model
     rank = spatial_rank(inner)
@@ -82,7 +82,7 @@ def _known_shape(net: "nn.Module") -> tuple[int, ...] | None:
     """(C,H,W): what the model's own preprocessing makes of an image."""
     import numpy as np
 
-    from camscope.cards import card_of
+    from camscope.model_card import card_of
 
     card = card_of(net)
     if card is None or card.preprocess is None:
@@ -100,9 +100,9 @@ def _channels(inner: "nn.Module", rank: int) -> int:
 
 def _candidates(net: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
     """The layers with more than one cell, and the one that is explained where none is named."""
-    from camscope.cards import card_of
-    from camscope.explainers.scope import calm, survey
-    from camscope.layers import choose_layer, spatial_layers
+    from camscope.explainers.core.evaluation_context import calm, survey
+    from camscope.layers.selection import choose_layer, spatial_layers
+    from camscope.model_card import card_of
     from camscope.targets import Score
 
     known, card = survey(net), card_of(net)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from camscope.cli import base
-from camscope.cli.settings import settable
+from camscope.cli.options import settable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,9 +26,9 @@ ROOMS = {
 def run() -> None:
     """List the methods: what each computes, its paper, and what it costs."""
     from camscope.explainers import CAM, METHODS, Explainer, LayerExplainer
-    from camscope.explainers.arrangement import takes_layers
-    from camscope.explainers.pixels import PixelExplainer
-    from camscope.explainers.token_attention import TokenAttention
+    from camscope.explainers.attention.base import TokenAttention
+    from camscope.explainers.comparison.grid_layout import takes_layers
+    from camscope.explainers.core.pixel_base import PixelExplainer
 
     foreign = [m for m in METHODS.values() if m.__module__.partition(".")[0] != "camscope"]
     ours = [method for method in METHODS.values() if method not in foreign]

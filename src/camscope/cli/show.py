@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import bars, base, mapping, scans
-from camscope.cli.paths import check_free
-from camscope.wording import plural
+from camscope.cli import base, evaluation_request, progress, scan_options
+from camscope.cli.output_paths import check_free
+from camscope.plurals import plural
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
 
@@ -22,7 +22,7 @@ def run(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The page, a .html file.")
     ] = "page.html",
-    source: scans.ScansOption = None,
+    source: scan_options.ScansOption = None,
     fetch: base.FetchOption = False,
     overwrite: base.OverwriteOption = False,
 ) -> None:
@@ -32,16 +32,16 @@ def run(
         raise typer.BadParameter(f"{file}; expected a file of .html", param_hint="'--output'")
     check_free(file, overwrite)
     from camscope.batch import Query, Run
-    from camscope.batch.page import sheet
-    from camscope.files import write_bytes
+    from camscope.batch.contact_sheet import sheet
+    from camscope.safe_files import write_bytes
 
     found, query = Run(folder, source, fetch=fetch), Query(where, sort, limit)
     matching = query.matching(found.dataset)
     if not matching:
         base.complain(f"no row of {len(found):,} matches: {where}")
         raise typer.Exit(base.FAILED)
-    mapping.tell_not_fetched(found)
-    with bars.bar("drawing", min(limit, matching), base.err()) as bar:
+    evaluation_request.tell_not_fetched(found)
+    with progress.bar("drawing", min(limit, matching), base.err()) as bar:
         made = sheet(found, query, size, os.cpu_count() or 1, bar.advance)
     write_bytes(file, made.html.encode(), overwrite=overwrite)
     seen = made.found

@@ -1,30 +1,35 @@
 """Explainers: each says where a model looked; `METHODS` holds them all by name."""
 
-from camscope.explainers.ablation import AblationCAM, ReciproCAM
 from camscope.explainers.adapters import LIME, LRP, DeepLIFT, DeepLIFTSHAP, KernelSHAP
-from camscope.explainers.attention import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
-from camscope.explainers.base import METHODS, Explainer, register
-from camscope.explainers.cam import CAM, SPACE, WeightedChannels
-from camscope.explainers.classifier_cam import ZhouCAM
-from camscope.explainers.comparison import Comparison, compare
-from camscope.explainers.concepts import ClassGain, Concepts
-from camscope.explainers.controls import CentreGaussian, EdgeDetector, RandomCAM
-from camscope.explainers.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
-from camscope.explainers.deep_features import DeepFeatureFactorization
-from camscope.explainers.features import Features
-from camscope.explainers.full_grad import FullGrad, SimpleFullGrad, completeness
-from camscope.explainers.fusion import Fused, fuse
-from camscope.explainers.gradient_cam import (
+from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
+from camscope.explainers.cam.ablation import LIFTCAM, AblationCAM, ReciproCAM
+from camscope.explainers.cam.base import CAM, SPACE, LayerExplainer, WeightedChannels
+from camscope.explainers.cam.classifier import ZhouCAM
+from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from camscope.explainers.cam.feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
+from camscope.explainers.cam.gradient import (
     BagCAM,
+    FinerCAM,
     GradCAM,
     GradCAMElementWise,
     GradCAMPlusPlus,
     HiResCAM,
     LayerCAM,
+    ShapleyCAM,
+    SmoothGradCAMPlusPlus,
     XGradCAM,
 )
-from camscope.explainers.gradient_variants import FinerCAM, ShapleyCAM, SmoothGradCAMPlusPlus
-from camscope.explainers.gradients import (
+from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.cam.score import ISCAM, SSCAM, GroupCAM, OptiCAM, ScoreCAM
+from camscope.explainers.cam.vit_cx import ViTCX
+from camscope.explainers.comparison.compare import Comparison, compare
+from camscope.explainers.controls import CentreGaussian, EdgeDetector, RandomCAM
+from camscope.explainers.core.base import METHODS, Explainer, register
+from camscope.explainers.ensemble.fusion import Fused, fuse
+from camscope.explainers.ensemble.refine import RefineCAM
+from camscope.explainers.ensemble.wrappers import Augmented, Contrast, Denoised
+from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
+from camscope.explainers.gradient import (
     Deconvnet,
     ExcitationBackprop,
     GuidedBackprop,
@@ -35,12 +40,8 @@ from camscope.explainers.gradients import (
     SmoothGradSquared,
     VarGrad,
 )
-from camscope.explainers.group_cam import GroupCAM
-from camscope.explainers.layer import LayerExplainer
-from camscope.explainers.lift_cam import LIFTCAM
-from camscope.explainers.opti_cam import OptiCAM
-from camscope.explainers.paths import XRAI, BlurIG, ExpectedGradients, GradientSHAP, GuidedIG, IntegratedGradients
-from camscope.explainers.perturbations import (
+from camscope.explainers.path import XRAI, BlurIG, ExpectedGradients, GradientSHAP, GuidedIG, IntegratedGradients
+from camscope.explainers.perturbation import (
     DRISE,
     HSIC,
     RISE,
@@ -50,10 +51,6 @@ from camscope.explainers.perturbations import (
     SegmentAblation,
     Sobol,
 )
-from camscope.explainers.refine import RefineCAM
-from camscope.explainers.score_cam import ISCAM, SSCAM, ScoreCAM
-from camscope.explainers.vit_cx import ViTCX
-from camscope.explainers.wrappers import Augmented, Contrast, Denoised
 
 __all__ = [
     "CAM",

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.base import Explainer, register
-from camscope.explainers.cam import WeightedChannels
-from camscope.explainers.draws import Seeded
-from camscope.explainers.features import Features
-from camscope.explainers.maps import Maps
-from camscope.explainers.masks import smoothed
-from camscope.explainers.scope import checked_finite, expect_number, expect_positive
+from camscope.explainers.cam.base import WeightedChannels
+from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.core.base import Explainer, register
+from camscope.explainers.core.batching import Seeded
+from camscope.explainers.core.evaluation_context import checked_finite, expect_number, expect_positive
+from camscope.explainers.core.maps import Maps
+from camscope.explainers.core.resampling import smoothed
 from camscope.targets import Score, full_precision
 
 

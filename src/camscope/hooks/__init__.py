@@ -2,9 +2,8 @@
 
 from camscope.hooks.base import find_layer, find_layers, unwrap
 from camscope.hooks.edit import clip_gradients, edit
-from camscope.hooks.inspect import Inspection, LayerRow, inspect
-from camscope.hooks.record import extract, record
-from camscope.hooks.recording import Call, LayerRecord, Recording
+from camscope.hooks.layer_table import Inspection, LayerRow, inspect
+from camscope.hooks.record import Call, LayerRecord, Recording, extract, record
 from camscope.hooks.tap import Tap
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""What every hook here needs: layers found by name, hooks that act in one thread and are gone after the `with`."""
+"""What every hook here needs: layers found by name, hooks that act in one thread and are gone after the `with`.
+
+Activation checkpointing and hooks: a layer that autograd runs a second time is not a second call of the layer.
+"""
 
 import difflib
 import fnmatch
@@ -6,17 +9,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import CheckpointFunction
 
 from camscope.errors import LayerError, ModelError
-from camscope.hooks.checkpoint import in_autograd_thread
-from camscope.hooks.copying import Mark, clean_copies, mark_flags
+from camscope.hooks.hook_free_copies import Mark, clean_copies, mark_flags
 
 GLOB = set("*?[")
 WRAPPER_ATTRIBUTES = {  # under which a wrapper keeps its model: it is a part of the names that the wrapper prints
@@ -247,3 +250,40 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 del _users[here]
                 if not _views:
                     del nn.Module.training
+
+
+def recomputing() -> bool:
+    """Whether this thread is inside a backward pass: a layer that runs there only repeats an earlier call."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def in_autograd_thread() -> bool:
+    """Whether autograd started this thread, as it does for an accelerator: Python did not, so to it the thread is a dummy."""
+    return recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
+
+
+_plain_lock = threading.Lock()
+_plain_threads: list[int] = []
+
+
+@contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """Reentrant checkpoints of this thread call their function directly: their backward refuses `autograd.grad`."""
+    here, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
+        if threading.get_ident() in _plain_threads:
+            return function(*args)
+        return original(function, preserve, *args)
+
+    with _plain_lock:
+        if not _plain_threads:
+            CheckpointFunction.apply = apply
+        _plain_threads.append(here)
+    try:
+        yield
+    finally:
+        with _plain_lock:
+            _plain_threads.remove(here)
+            if not _plain_threads:
+                del CheckpointFunction.apply

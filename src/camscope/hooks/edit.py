@@ -9,10 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.base import Hooks, find_layers, on_gradient, unwrap
-from camscope.hooks.checkpoint import in_autograd_thread, plain_checkpoints
-from camscope.structure import leaves, replaced, the_tensor
-from camscope.wording import plural
+from camscope.hooks.base import Hooks, find_layers, in_autograd_thread, on_gradient, plain_checkpoints, unwrap
+from camscope.plurals import plural
+from camscope.pytree import leaves, replaced, the_tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camscope.hooks.base import here_only, unwrap
-from camscope.hooks.copying import mark_flags
+from camscope.hooks.hook_free_copies import mark_flags
 
 TOKEN_SETTINGS = ("image_token_id", "image_token_index")
 QUERY_SETTINGS = ("num_queries", "num_query_tokens", "num_object_queries")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from camscope.hooks.calls import Calls, name_of
+from camscope.hooks.function_mode import Calls, name_of
 
 WINDOWED = frozenset(
     f"{name}{rank}d"

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import Hooks, autocast_uncached, find_layers, here_only, on_gradient, unwrap
-from camscope.hooks.checkpoint import plain_checkpoints, recomputing
-from camscope.structure import replaced, the_tensor
-from camscope.wording import plural
+from camscope.hooks.base import (
+    Hooks,
+    autocast_uncached,
+    find_layers,
+    here_only,
+    on_gradient,
+    plain_checkpoints,
+    recomputing,
+    unwrap,
+)
+from camscope.plurals import plural
+from camscope.pytree import replaced, the_tensor
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import ImageError, is_out_of_memory, memory_reason
-from camscope.files import open_regular
-from camscope.images.silence import silent
-from camscope.images.tiff_strips import check_strips
+from camscope.images.files.redaction import silent
+from camscope.images.files.tiff_strips import check_strips
+from camscope.safe_files import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.images.configs import huggingface_fields, timm_fields, torchvision_fields
-from camscope.images.metatensor import MonaiTransforms, of_monai
-from camscope.images.probe import Probed
-from camscope.images.scan_preprocess import ScanPreprocess
-from camscope.wording import plural
+from camscope.images.callable_preprocess import Probed
+from camscope.images.preprocess_configs import huggingface_fields, timm_fields, torchvision_fields
+from camscope.images.scans.monai import MonaiTransforms, of_monai
+from camscope.images.scans.scan_preprocess import ScanPreprocess
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image

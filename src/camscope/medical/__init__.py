@@ -1,12 +1,11 @@
 """Medical images: volumes slice by slice and patch by patch, and explanations as objects that a viewer opens."""
 
-from camscope.medical.equipment import device_uid
+from camscope.medical.dicom_export import device_uid
 from camscope.medical.export import KINDS, export
-from camscope.medical.nifti import to_nifti
+from camscope.medical.nifti_export import to_nifti
 from camscope.medical.parametric_map import to_parametric_map
-from camscope.medical.patches import explain_patch, explain_patches
 from camscope.medical.secondary_capture import to_secondary_capture
-from camscope.medical.slices import Slices, explain_slices
+from camscope.medical.slices_and_patches import Slices, explain_patch, explain_patches, explain_slices
 
 __all__ = [
     "KINDS",

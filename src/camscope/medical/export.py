@@ -6,8 +6,8 @@ from typing import Any
 
 from camscope.errors import InputError
 from camscope.explanation import Explanation
-from camscope.medical.clinical import highdicom_there
-from camscope.medical.nifti import nibabel_there, to_nifti
+from camscope.medical.dicom_export import highdicom_there
+from camscope.medical.nifti_export import nibabel_there, to_nifti
 from camscope.medical.parametric_map import to_parametric_map
 from camscope.medical.secondary_capture import to_secondary_capture
 

@@ -9,12 +9,22 @@ from numpy.typing import NDArray
 
 from camscope.errors import OutputError
 from camscope.explanation import Explanation
-from camscope.files import write_bytes
-from camscope.images.tags import first_numbers, functional_groups
-from camscope.medical.clinical import SERIES, Source, described, expect_clinical, file_bytes, making, source_of
-from camscope.medical.equipment import MAKER, equipment, serial
-from camscope.medical.facts import derivation, plain, title
-from camscope.medical.native import Native, native
+from camscope.images.scans.dicom_tags import first_numbers, functional_groups
+from camscope.medical.dicom_export import (
+    MAKER,
+    SERIES,
+    Source,
+    described,
+    equipment,
+    expect_clinical,
+    file_bytes,
+    making,
+    serial,
+    source_of,
+)
+from camscope.medical.export_metadata import derivation, plain, title
+from camscope.medical.scan_space import Native, native
+from camscope.safe_files import write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:

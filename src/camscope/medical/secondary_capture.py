@@ -10,16 +10,26 @@ import numpy as np
 from camscope import render
 from camscope.errors import CamscopeError
 from camscope.explanation import AUTO, Explanation, Pixels, Scale
-from camscope.files import new_folder, path_in, write_bytes
-from camscope.images.dicom_file import load
-from camscope.images.private import told
-from camscope.images.scan_pixels import grey
-from camscope.images.tags import SECONDARY_CAPTURE
-from camscope.medical.clinical import SERIES, Source, described, expect_clinical, file_bytes, making, source_of
-from camscope.medical.equipment import MAKER, equipment
-from camscope.medical.facts import derivation
-from camscope.medical.native import Native, native
-from camscope.medical.place import copy_place, patient_orientation
+from camscope.images.files.redaction import told
+from camscope.images.scans.dicom_file import load
+from camscope.images.scans.dicom_tags import SECONDARY_CAPTURE
+from camscope.images.scans.scan import grey
+from camscope.medical.dicom_export import (
+    MAKER,
+    SERIES,
+    Source,
+    copy_place,
+    described,
+    equipment,
+    expect_clinical,
+    file_bytes,
+    making,
+    patient_orientation,
+    source_of,
+)
+from camscope.medical.export_metadata import derivation
+from camscope.medical.scan_space import Native, native
+from camscope.safe_files import new_folder, path_in, write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:

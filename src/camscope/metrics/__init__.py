@@ -1,12 +1,29 @@
 """Instruments that test the claim of a map, as pure functions. Floor 4."""
 
-from camscope.metrics.acquisition import Compression, Resampling, Window
-from camscope.metrics.base import METRICS, Metric
-from camscope.metrics.changes import Change, Noise, Rotation, Shift
+from camscope.metrics.base import METRICS, Metric, Values
 from camscope.metrics.complexity import effective_area, entropy, sparseness
-from camscope.metrics.fills import Imputation
-from camscope.metrics.forgetting import untrained
-from camscope.metrics.localisation import (
+from camscope.metrics.confidence_drop import adcc, average_drop, average_gain, average_increase
+from camscope.metrics.deletion_insertion import (
+    aopc,
+    curve,
+    deletion,
+    insertion,
+    lerf_morf_gap,
+    necessity,
+    road,
+    road_lerf,
+    road_morf,
+    sufficiency,
+)
+from camscope.metrics.faithfulness_correlation import (
+    completeness_gap,
+    faithfulness_correlation,
+    infidelity,
+    sensitivity_n,
+)
+from camscope.metrics.imputation import Imputation
+from camscope.metrics.input_transforms import Change, Compression, Noise, Resampling, Rotation, Shift, Window
+from camscope.metrics.localization import (
     average_precision,
     centroid_distance,
     energy_inside,
@@ -19,10 +36,10 @@ from camscope.metrics.localisation import (
     pointing_game,
     rank_accuracy,
 )
-from camscope.metrics.masking import adcc, average_drop, average_gain, average_increase
-from camscope.metrics.randomised import Randomised
-from camscope.metrics.removal import aopc, curve, deletion, insertion, lerf_morf_gap, necessity, sufficiency
-from camscope.metrics.remove_and_debias import road, road_lerf, road_morf
+from camscope.metrics.model_scorer import Scores, scoring
+from camscope.metrics.perturbation_test import Trial
+from camscope.metrics.randomization_result import Randomised, Verdict
+from camscope.metrics.randomization_tests import random_logit, randomisation
 from camscope.metrics.robustness import (
     Agreement,
     acquisition_stability,
@@ -33,14 +50,9 @@ from camscope.metrics.robustness import (
     max_sensitivity,
     stability,
 )
-from camscope.metrics.sanity import random_logit, randomisation
-from camscope.metrics.scores import Scores, scoring
-from camscope.metrics.sensitivity import completeness_gap, faithfulness_correlation, infidelity, sensitivity_n
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
 from camscope.metrics.statistics import Estimate, difference, estimated, holm, least_p
-from camscope.metrics.trial import Trial
-from camscope.metrics.values import Values
-from camscope.metrics.verdicts import Verdict
+from camscope.metrics.weight_randomization import untrained
 
 __all__ = [
     "METRICS",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.base import Floats, finite, metric
-from camscope.wording import plural
+from camscope.plurals import plural
 
 
 @metric(
@@ -22,7 +22,7 @@ from camscope.wording import plural
 )
 def sparseness(heat: npt.ArrayLike) -> float:
     """(*S) -> 0 for a constant map .. 1 - 1/N for a single cell."""
-    shares = np.sort(_shares(heat))
+    shares = np.sort(_cell_shares(heat))
     ranks = 2 * np.arange(1, len(shares) + 1) - len(shares) - 1
     return max(0.0, float(ranks @ shares) / len(shares))  # rounding leaves a constant map below 0
 
@@ -37,7 +37,7 @@ def sparseness(heat: npt.ArrayLike) -> float:
 )
 def entropy(heat: npt.ArrayLike) -> float:
     """(*S) -> 0 for a single cell .. 1 for a constant map: the logarithm's base does not matter."""
-    shares = _shares(heat)
+    shares = _cell_shares(heat)
     some = shares[shares > 0]
     return min(1.0, max(0.0, float(-(some * np.log(some)).sum() / np.log(len(shares)))))
 
@@ -54,14 +54,14 @@ def effective_area(heat: npt.ArrayLike, share: float = 0.9) -> float:
     """(*S) -> share / N for a single cell .. share for a constant map. `share`: of the sum, in 0..1, 0 excluded."""
     if not 0 < share <= 1:
         raise InputError(f"share={share}: expected a number in 0..1, 0 excluded")
-    shares = np.sort(_shares(heat))[::-1]
+    shares = np.sort(_cell_shares(heat))[::-1]
     held = np.append(0.0, shares.cumsum())
     positive = int(np.count_nonzero(shares))
     whole = min(int(np.searchsorted(held, share)), positive) - 1  # cells that are needed whole; the next one in part
     return float((whole + min(1.0, (share - held[whole]) / shares[whole])) / len(shares))
 
 
-def _shares(heat: npt.ArrayLike) -> Floats:
+def _cell_shares(heat: npt.ArrayLike) -> Floats:
     """(N,): each cell's share of the sum of sizes, without overflow or underflow."""
     sizes = np.abs(finite(heat)).ravel()
     if len(sizes) < 2:

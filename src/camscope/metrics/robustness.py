@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.base import Explainer
-from camscope.explainers.draws import seeds
-from camscope.explainers.scope import expect_count, expect_positive
+from camscope.explainers.core.base import Explainer
+from camscope.explainers.core.batching import seeds
+from camscope.explainers.core.evaluation_context import expect_count, expect_positive
 from camscope.geometry import Placement
-from camscope.metrics.acquisition import ACQUISITION
 from camscope.metrics.base import Floats, Mask, finite, metric
-from camscope.metrics.changes import Change, Noise, Rotation, Shift
-from camscope.metrics.probe import Probe, single
+from camscope.metrics.explainer_probe import Probe, single
+from camscope.metrics.input_transforms import ACQUISITION, Change, Noise, Rotation, Shift
 from camscope.metrics.similarity import SIMILARITIES
 from camscope.targets import Question
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
 from camscope.metrics.base import Floats, finite, metric
-from camscope.wording import plural
+from camscope.plurals import plural
 
 DATA_RANGE = 1.0  # SSIM's: from the least to the largest value that a map on its scale can have
 WINDOW = 7  # pixels of a side of SSIM's window, of even weight

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, MissingExtraError, UndefinedError
-from camscope.explainers.scope import expect_count
+from camscope.explainers.core.evaluation_context import expect_count
 from camscope.metrics.base import Floats
-from camscope.metrics.clusters import (
+from camscope.metrics.cluster_variance import (
     MIN_EFFECTIVE,
     degrees_of_freedom,
     deletion_effects,
     effective_groups,
     linearized_variance,
 )
-from camscope.wording import plural
+from camscope.plurals import plural
 
 REPLICATES = 2000
 MIN_GROUPS: Final = 6  # of five groups no difference has p below 0.05, even if all have one sign: 2^(1 - 5)

@@ -1,18 +1,20 @@
-"""A ready model from one string: the bundled one, torchvision, timm, Hugging Face, or your factory and checkpoint."""
+"""A ready model from one string: the bundled one, torchvision, timm, Hugging Face, or your factory and checkpoint.
+
+The model that ships with camscope.
+"""
 
 from torch import nn
 
-from camscope.cards import ModelCard, attach_card
 from camscope.errors import ModelError
-from camscope.models.bundled import phantom_model
-from camscope.models.checkpoint import Weights, load_strictly, read_state
-from camscope.models.clip import clip_model
+from camscope.images.preprocess import Preprocess
+from camscope.model_card import ModelCard, attach_card
+from camscope.models.checkpoint import RANDOM, Weights, described, load_strictly, read_state, same_numbers
 from camscope.models.factory import factory_model
-from camscope.models.huggingface import huggingface_model
-from camscope.models.timm_models import timm_model
-from camscope.models.zoo import torchvision_model
+from camscope.models.huggingface import clip_model, huggingface_model
+from camscope.models.torchvision_timm import timm_model, torchvision_model
 
 __all__ = ["load_model", "load_strictly", "read_state"]
+
 
 SOURCES = (
     "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
@@ -73,3 +75,17 @@ def _loaded(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:
         return torchvision_model(spec, weights)
     except ModelError as error:
         raise ModelError(f"{error}; a model is one of {SOURCES}") from error.__cause__
+
+
+def phantom_model(weights: Weights) -> tuple[nn.Module, ModelCard]:
+    """PhantomNet, trained on `camscope.phantom`'s own images; nothing is fetched."""
+    from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_net
+
+    with same_numbers():
+        model = load_phantom_net() if weights is None else PhantomNet()
+    if weights is not None and weights != RANDOM:
+        load_strictly(model, read_state(weights), weights)
+    size, mean, std = PREPROCESSING
+    way = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
+    categories = None if weights == RANDOM else tuple(CATEGORIES)
+    return model, ModelCard(described("phantom", weights), way, categories, "layer4")

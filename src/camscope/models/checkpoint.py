@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camscope.data_files import check_zip, one_error
+from camscope.data_readers import check_zip, one_error
 from camscope.errors import WeightsError
-from camscope.files import no_file
-from camscope.images.silence import ignoring
+from camscope.images.files.redaction import ignoring
+from camscope.safe_files import no_file
 
 Weights = str | os.PathLike[str] | None
 State = dict[str, Tensor]

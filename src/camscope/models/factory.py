@@ -23,11 +23,11 @@ from typing import Any
 
 from torch import nn
 
-from camscope.cards import ModelCard
 from camscope.errors import ModelError, WeightsError
-from camscope.files import no_file
 from camscope.images.preprocess import Preprocess, as_preprocess
+from camscope.model_card import ModelCard
 from camscope.models.checkpoint import RANDOM, Weights, described, load_strictly, read_state
+from camscope.safe_files import no_file
 
 
 def factory_model(spec: str, weights: Weights) -> tuple[nn.Module, ModelCard]:

@@ -1,8 +1,7 @@
 """Synthetic radiographs whose evidence is known to the pixel, and a small net trained on them."""
 
-from camscope.phantom.draw import CATEGORIES, Phantom, Phantoms, dataset, draw
 from camscope.phantom.network import PREPROCESSING, PhantomNet, as_input, load_phantom_net
-from camscope.phantom.several import draw_several
+from camscope.phantom.radiograph import CATEGORIES, Phantom, Phantoms, dataset, draw, draw_several
 
 __all__ = [
     "CATEGORIES",

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.phantom.draw import CATEGORIES, SIZE
+from camscope.phantom.radiograph import CATEGORIES, SIZE
 
 
 class Preprocessing(NamedTuple):

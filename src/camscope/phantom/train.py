@@ -14,9 +14,9 @@ from numpy.random import Generator, Philox
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.draw import CATEGORIES, Phantoms, dataset
 from camscope.phantom.network import PhantomNet, as_input
-from camscope.wording import plural
+from camscope.phantom.radiograph import CATEGORIES, Phantoms, dataset
+from camscope.plurals import plural
 
 TRAINING: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
 HELD_OUT: Final = 2**30

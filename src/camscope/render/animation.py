@@ -1,4 +1,7 @@
-"""A way through a volume, slice by slice, as an animated GIF or WebP."""
+"""A way through a volume, slice by slice, as an animated GIF or WebP.
+
+Frames: slices of a volume, or moments of a video, each with its part of the map.
+"""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -6,20 +9,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camscope.errors import ImageError, InputError
-from camscope.render.colour import colourise, lower_bound
-from camscope.render.compass import View
-from camscope.render.frames import evenly
-from camscope.render.panel import padded
-from camscope.render.picture import DARK_PAPER, LIGHT_INK, Picture, checked_picture
-from camscope.render.slab import drawn
-from camscope.render.viewer import ACCENT, framed, letter_size, middle, numbered, of_the_peak, put, told
-from camscope.render.volume import Volume
-from camscope.wording import plural
+from camscope.plurals import plural
+from camscope.render.anatomical_axes import View
+from camscope.render.colormap import colourise, lower_bound
+from camscope.render.image_grid import padded, panel
+from camscope.render.overlay import overlay
+from camscope.render.rgb_image import DARK_PAPER, LIGHT_INK, Picture, checked_picture
+from camscope.render.volume import Volume, drawn
+from camscope.render.volume_annotations import ACCENT, framed, letter_size, middle, numbered, of_the_peak, put, told
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 Watch = Callable[[int, int], None]
 
@@ -170,3 +174,53 @@ def _frame(volume: Volume, view: View, number: int, factor: float, letters: int,
     )
     put(out, beside, 2 * letters, left)
     return out
+
+
+MOST = 12
+
+
+def chosen_frames(values: NDArray[np.floating], most: int = MOST) -> list[int]:
+    """(D,H,W) -> which of D frames to show: evenly spread, the one with the largest value among them.
+
+    >>> chosen_frames(np.zeros((3, 1, 1))), len(chosen_frames(np.zeros((100, 1, 1))))
+    ([0, 1, 2], 12)
+    """
+    return evenly(len(values), most, int(values.reshape(len(values), -1).max(1).argmax()))
+
+
+def evenly(length: int, most: int, peak: int) -> list[int]:
+    """Of so many frames at most `most`, evenly spread, one of them put where the peak is."""
+    frames = np.unique(np.linspace(0, length - 1, min(most, length)).round().astype(int))
+    frames[np.abs(frames - peak).argmin()] = peak
+    return [int(frame) for frame in frames]
+
+
+def frames(
+    pictures: NDArray[np.uint8],
+    values: NDArray[np.floating],
+    *,
+    alpha: float = 0.85,
+    colormap: str = "inferno",
+    covered: NDArray[np.bool_] | None = None,
+    which: Sequence[int] | None = None,
+    columns: int | None = None,
+    height: int = 192,
+) -> Picture:
+    """(D,H,W,3) and (D,H,W) in 0..1 -> (h,w,3): the overlays of some frames side by side, numbered from 0.
+
+    `which`: default those of `chosen_frames`. The values have one scale, so that frames can be compared.
+    """
+    if pictures.shape[:3] != values.shape or pictures.ndim != 4:
+        raise InputError(f"frames are {pictures.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
+    numbers = chosen_frames(values) if which is None else list(which)
+    made = [
+        overlay(
+            np.ascontiguousarray(pictures[i]),
+            values[i],
+            alpha=alpha,
+            colormap=colormap,
+            covered=None if covered is None else covered[i],
+        )
+        for i in numbers
+    ]
+    return panel(made, [f"{i}" for i in numbers], columns=columns, height=height)

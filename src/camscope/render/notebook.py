@@ -3,7 +3,7 @@
 import base64
 import io
 
-from camscope.render.picture import Picture, encode, fitted
+from camscope.render.rgb_image import Picture, encode, fitted
 
 MAX_BYTES = 200_000  # of a picture; as text in a page it is a third larger
 MAX_SIDE = 1200  # pixels

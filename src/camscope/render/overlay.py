@@ -5,8 +5,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError
-from camscope.render.colour import DIVERGING, colourise, lower_bound
-from camscope.render.picture import (
+from camscope.render.colormap import DIVERGING, colourise, lower_bound
+from camscope.render.rgb_image import (
     PAPER,
     Picture,
     Values,

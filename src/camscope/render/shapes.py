@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import InputError
-from camscope.render.colour import colourise
-from camscope.render.picture import Colour, Picture, Values, checked_picture, checked_values, line_width
+from camscope.plurals import plural
+from camscope.render.colormap import colourise
+from camscope.render.rgb_image import Colour, Picture, Values, checked_picture, checked_values, line_width
 from camscope.render.text import text_tile
-from camscope.wording import plural
 
 CYAN: Colour = (0, 229, 255)
 LIGHT: Colour = (255, 255, 255)

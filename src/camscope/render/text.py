@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from camscope.render.picture import INK, PAPER, Colour, Picture
+from camscope.render.rgb_image import INK, PAPER, Colour, Picture
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont

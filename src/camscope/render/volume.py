@@ -1,4 +1,7 @@
-"""A volume with a map over it: what all its pictures need to know, found once."""
+"""A volume with a map over it: what all its pictures need to know, found once.
+
+One plane of a volume as it is drawn: in true proportions, with its part of the map and of the masks.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,12 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError, InputError, NonFiniteError
-from camscope.render import compass
-from camscope.render.colour import DIVERGING
-from camscope.render.outlines import Masks, Outlines, outlines
-from camscope.render.picture import Picture, Values, expect_height
-from camscope.render.scale import Scale, shown_ends
-from camscope.wording import plural
+from camscope.plurals import plural
+from camscope.render import anatomical_axes
+from camscope.render.anatomical_axes import View
+from camscope.render.colormap import DIVERGING, Scale, between, shown_ends
+from camscope.render.legend import Masks, Outlines, draw_outlines, outlines
+from camscope.render.overlay import overlay, pale
+from camscope.render.rgb_image import Picture, Values, expect_height
 
 Voxel = tuple[int, int, int]
 TAILS = (0.5, 99.5)  # per cent: greys between these are told apart, unless a window says which
@@ -36,7 +40,7 @@ class Volume:
     picture: NDArray[Any]
     values: Values
     spacing: tuple[float, float, float] | None = None
-    labels: tuple[compass.Letters, ...] | None = None
+    labels: tuple[anatomical_axes.Letters, ...] | None = None
     world: ArrayLike | None = None
     covered: NDArray[np.bool_] | None = None
     masks: Masks | None = None
@@ -69,12 +73,12 @@ class Volume:
     @cached_property
     def matrix(self) -> NDArray[np.float64] | None:
         """The world, if it is known."""
-        return None if self.world is None else compass.checked_world(self.world)
+        return None if self.world is None else anatomical_axes.checked_world(self.world)
 
     @cached_property
     def voxel(self) -> tuple[float, float, float]:
         """Millimetres a voxel; 1 each where nothing is known."""
-        known = compass.spacing(self.matrix) if self.matrix is not None else (1.0, 1.0, 1.0)
+        known = anatomical_axes.spacing(self.matrix) if self.matrix is not None else (1.0, 1.0, 1.0)
         return self.spacing or known
 
     @property
@@ -83,16 +87,16 @@ class Volume:
         return self.spacing is not None or self.world is not None
 
     @cached_property
-    def letters(self) -> tuple[compass.Letters, ...] | None:
+    def letters(self) -> tuple[anatomical_axes.Letters, ...] | None:
         """At the ends of each axis, if they are known."""
-        return self.labels or (None if self.matrix is None else compass.letters(self.matrix))
+        return self.labels or (None if self.matrix is None else anatomical_axes.letters(self.matrix))
 
     @cached_property
-    def views(self) -> tuple[compass.View, compass.View, compass.View]:
+    def views(self) -> tuple[anatomical_axes.View, anatomical_axes.View, anatomical_axes.View]:
         """Axial, coronal and sagittal, or along axis 0, 1 and 2."""
-        return compass.views(self.letters)
+        return anatomical_axes.views(self.letters)
 
-    def view(self, axis: int | str | None) -> compass.View:
+    def view(self, axis: int | str | None) -> anatomical_axes.View:
         """Along an axis of the array, or by its name: "axial", "coronal", "sagittal"; None: the first of the views."""
         for view in self.views:
             if axis is None or axis in (view.name, view.normal):
@@ -159,7 +163,7 @@ class Volume:
             raise InputError(f"at={at}: expected a voxel (d, row, column) of a volume {self.shape}, numbered from 0")
         return int(at[0]), int(at[1]), int(at[2])
 
-    def millimetres(self, view: compass.View) -> tuple[float, float]:
+    def millimetres(self, view: anatomical_axes.View) -> tuple[float, float]:
         """Height and width of a slice."""
         return self.extent[view.rows], self.extent[view.columns]
 
@@ -176,3 +180,44 @@ class Volume:
         longest = max(self.extent)
         own = round(longest / min(self.voxel))
         return (min(LARGEST, max(SMALLEST, own)) if size is None else size) / longest
+
+
+def drawn(volume: Volume, view: View, index: int, factor: float) -> Picture:
+    """(h,w,3): one slice with its part of the map, at `factor` pixels a millimetre."""
+    covered = None if volume.covered is None else view.of(volume.covered)[index]
+    masks = [(name, colour, view.of(inside)[index]) for name, colour, inside in volume.outlines]
+    return laid(volume, view, view.of(volume.grey)[index], view.of(volume.values)[index], covered, masks, factor)
+
+
+def laid(
+    volume: Volume,
+    view: View,
+    grey: Picture,
+    values: Values,
+    covered: NDArray[np.bool_] | None,
+    masks: Outlines,
+    factor: float,
+) -> Picture:
+    """(h,w) each -> (h,w,3): a picture and a map as `view` shows them, one over the other, as the volume is looked at.
+
+    Numbers are brought to the pixels before they are coloured: between two voxels lies what lies between their values.
+    """
+    size = tuple(max(1, round(length * factor)) for length in volume.millimetres(view))
+    rgb = resized(grey, size)
+    rgb = np.repeat(rgb[..., None], 3, axis=2) if rgb.ndim == 2 else rgb
+    numbers = resized(between(np.asarray(values, np.float32), *volume.ends, volume.colormap), size)
+    known = None if covered is None else resized(covered.astype(np.uint8), size, exact=True) > 0
+    if volume.colormap == DIVERGING and volume.alpha > 0:
+        rgb = pale(rgb)
+    picture = overlay(rgb, numbers, alpha=volume.alpha, colormap=volume.colormap, covered=known)
+    return draw_outlines(picture, masks)
+
+
+def resized(plane: NDArray[Any], size: tuple[int, ...], *, exact: bool = False) -> NDArray[Any]:
+    """(h,w) or (h,w,3) at another size: means of pixels where it shrinks, linear where it grows; `exact`: nothing between."""
+    import cv2
+
+    rows, columns = plane.shape[:2]
+    smaller = size[0] <= rows and size[1] <= columns
+    method = cv2.INTER_NEAREST if exact else cv2.INTER_AREA if smaller else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(np.ascontiguousarray(plane), (size[1], size[0]), interpolation=method), plane.dtype)

@@ -1,14 +1,14 @@
 """Targets: the question that is asked of a model, and the number per sample that answers it."""
 
+from camscope.targets.base import Scene, Target
 from camscope.targets.box import Box
-from camscope.targets.named import Output
+from camscope.targets.class_sets import Classes, Probability
+from camscope.targets.classes import Class, Difference, Question
+from camscope.targets.embedding import Similarity, Text, embedding_of
+from camscope.targets.output_part import Output
 from camscope.targets.outputs import class_scores, full_precision
-from camscope.targets.questions import Class, Difference, Question
 from camscope.targets.region import Region
 from camscope.targets.score import EveryClass, Score
-from camscope.targets.several import Classes, Probability
-from camscope.targets.similarity import Similarity, Text, embedding_of
-from camscope.targets.target import Scene, Target
 
 __all__ = [
     "Box",

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import TargetError
-from camscope.targets.classes import index_of
+from camscope.plurals import plural
+from camscope.targets.base import Names, Scene, Target, numbers_in
+from camscope.targets.classes import index_of, one_class
 from camscope.targets.outputs import full_precision, part_of
-from camscope.targets.questions import one_class
-from camscope.targets.target import Names, Scene, Target, numbers_in
-from camscope.wording import plural
 
 MATCHED = 0.5  # overlap that makes a detection the one that is meant
 Activation = Literal["softmax", "sigmoid"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import TargetError, warn_caller
-from camscope.structure import leaves, mapped, unusual
-from camscope.wording import plural
+from camscope.plurals import plural
+from camscope.pytree import leaves, mapped, unusual
 
 EMBEDDINGS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: directions of a space, not classes
 

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.labels import listed, several_labels
-from camscope.structure import leaves
+from camscope.mask_labels import listed, several_labels
+from camscope.plurals import plural
+from camscope.pytree import leaves
+from camscope.targets.base import Names, OfClass, Scene, numbers_in
 from camscope.targets.outputs import expect_no_detections, full_precision, part_of
-from camscope.targets.target import Names, OfClass, Scene, numbers_in
-from camscope.wording import plural
 
 POOLS: dict[int, Callable[..., Tensor]] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 

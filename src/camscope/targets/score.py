@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError
-from camscope.signatures import InputKey, call_model, input_key_of
-from camscope.structure import concatenated, leaves, mapped
-from camscope.targets.classes import pair_of
+from camscope.forward_signature import InputKey, call_model, input_key_of
+from camscope.plurals import plural
+from camscope.pytree import concatenated, leaves, mapped
+from camscope.targets.base import Names, Target
+from camscope.targets.classes import Question, pair_of, plain
 from camscope.targets.outputs import (
     checked_scores,
     class_scores,
@@ -21,10 +23,7 @@ from camscope.targets.outputs import (
     rows_of,
     warn_of_probabilities,
 )
-from camscope.targets.questions import Question, plain
 from camscope.targets.score_range import ScoreRange
-from camscope.targets.target import Names, Target
-from camscope.wording import plural
 
 UNREAD = InputKey("")  # the signature of the model has not been read yet
 INTEGERS = {  # as torch spells them in errors

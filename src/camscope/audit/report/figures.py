@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from camscope.audit.report.curves import randomised, reliability, spectrum, stability
-from camscope.audit.report.forest import Row, forest
-from camscope.audit.report.plot import drawing
-from camscope.audit.report.words import clean
-from camscope.audit.schema import Answers, Level, Line, Measured, Number, Summary
+from camscope.audit.core.schema import Answers, Level, Line, Measured, Number, Summary
+from camscope.audit.report.charts import Row, forest, randomised, reliability, spectrum, stability
+from camscope.audit.report.svg import drawing
+from camscope.audit.report.verdict_labels import clean
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from camscope.audit.answers.answered import Answered
-from camscope.audit.report.pictures import shots
-from camscope.audit.report.shelves import Case, Frame, Pictures, Shelf
-from camscope.audit.schema import Summary
+from camscope.audit.core.predictions import Answered
+from camscope.audit.core.schema import Summary
+from camscope.audit.report.gallery_schema import Case, Frame, Pictures, Shelf
+from camscope.audit.report.thumbnails import shots
 from camscope.batch import Run
 
 SALT = 11  # of the draw, so that it is not that of another stage

@@ -10,17 +10,28 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from camscope.audit.limits import ALWAYS
+from camscope.audit.core.schema import Number, Stage, Summary, Verdict, plain
 from camscope.audit.report import sentences
-from camscope.audit.report.board import KIND_WORDS, TALLIES, blocks, grouped, kind_of, sides, speaks
 from camscope.audit.report.figures import figures
-from camscope.audit.report.numerals import between, chance, counted, estimate, like, numeral
-from camscope.audit.report.shelves import KINDS, Pictures
-from camscope.audit.report.words import MARGINS, MEANS, QUANTITY, clean
-from camscope.audit.schema import Number, Stage, Summary, Verdict, plain
-from camscope.audit.shortcuts.overlaps import MOST, overlapping
+from camscope.audit.report.gallery_schema import KINDS, Pictures
+from camscope.audit.report.number_format import between, chance, counted, estimate, like, numeral
+from camscope.audit.report.verdict_labels import (
+    KIND_WORDS,
+    MARGINS,
+    MEANS,
+    QUANTITY,
+    TALLIES,
+    blocks,
+    clean,
+    grouped,
+    kind_of,
+    sides,
+    speaks,
+)
+from camscope.audit.shortcuts.region_attribution import MOST, overlapping
+from camscope.audit.verdicts.limitations import ALWAYS
 from camscope.errors import InputError, MissingExtraError
-from camscope.wording import inflect
+from camscope.plurals import inflect
 
 if TYPE_CHECKING:
     import jinja2

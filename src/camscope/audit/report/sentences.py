@@ -6,9 +6,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from camscope.audit.report.numerals import number_of
-from camscope.audit.schema import Answers, Check, Group, Held, Level, Measured, Number, Strategies, Summary, Verdict
-from camscope.wording import inflect
+from camscope.audit.core.schema import (
+    Answers,
+    Check,
+    Group,
+    Held,
+    Level,
+    Measured,
+    Number,
+    Strategies,
+    Summary,
+    Verdict,
+)
+from camscope.audit.report.number_format import number_of
+from camscope.plurals import inflect
 
 TESTED = ["supported", "not supported"]
 

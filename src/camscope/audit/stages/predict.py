@@ -1,4 +1,8 @@
-"""predict: the model's answers, and how well they tell a finding from its absence, by subgroup too."""
+"""The stages of predictions and maps.
+
+- predict: the model's answers, and how well they tell a finding from its absence, by subgroup too.
+- explain: the raw maps of every image, each method and finding, as a run of `camscope batch`.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.answers.answered import Answered
-from camscope.audit.answers.asking import gives_probabilities, logits_of, odds_of
-from camscope.audit.answers.measuring import bins, by_group, measures
-from camscope.audit.answers.subgroups import levels
-from camscope.audit.numbers import rounded
-from camscope.audit.schema import Answers, Predict, Step
-from camscope.audit.subject import Finding, Subject
-from camscope.batch.reading import Loaded
+from camscope.audit.core.context import Finding, Subject
+from camscope.audit.core.predictions import Answered
+from camscope.audit.core.schema import Answers, Explain, Maps, Predict, Step
+from camscope.audit.core.summary_values import rounded
+from camscope.audit.performance.model_outputs import gives_probabilities, logits_of, odds_of
+from camscope.audit.performance.performance_summary import bins, by_group, measures
+from camscope.audit.performance.subgroups import levels
+from camscope.batch import Outcome, Run, run_batch
+from camscope.batch.image_loading import Loaded
 from camscope.errors import (
+    OUT_OF_MEMORY,
     InputError,
     LayerError,
     MissingExtraError,
@@ -26,7 +32,8 @@ from camscope.errors import (
     is_out_of_memory,
     memory_reason,
 )
-from camscope.wording import inflect, plural
+from camscope.plurals import inflect, plural
+from camscope.safe_files import path_in
 
 
 def predict(subject: Subject) -> Predict:
@@ -131,3 +138,54 @@ def _of(subject: Subject, made: Answered, finding: Finding) -> Answers:
         groups=tuple(by_group(subject, rows, truth, answer)),
         levels=tuple(levels(subject, finding, values, config.margins.auroc, {row: bool(truths[row]) for row in rows})),
     )
+
+
+CHUNK = 64  # images that are lost where an audit is stopped
+
+
+def explain(subject: Subject) -> Explain:
+    """Into `maps/`, which goes on where it was."""
+    config = subject.config
+
+    def told(outcome: Outcome) -> None:
+        subject.told(outcome.before + outcome.images, outcome.total)
+
+    outcome = run_batch(
+        subject.tools,
+        subject.shown,
+        path_in(subject.folder, "maps"),
+        [one.index for one in subject.findings],
+        batch_size=config.batch_size,
+        chunk=CHUNK,
+        window=config.data.window,
+        retry_failed=True,
+        told=told,
+    )
+    if short := [reason for reason in outcome.transient if reason.startswith(OUT_OF_MEMORY)]:
+        count = sum(outcome.transient[reason] for reason in short)
+        raise RunError(
+            f"{plural(count, 'image has', 'images have')} no map: {short[0]}; free some memory or lower "
+            "batch_size, and start again: the audit goes on"
+        )
+    if outcome.failures == outcome.total:
+        raise RunError(f"no image has a map: {outcome.reasons.most_common(1)[0][0]}")
+    failures = [Step(name="no map", rows=count, reason=why) for why, count in sorted(outcome.reasons.items())]
+    return Explain(maps=tuple(_maps(subject)), failures=tuple(failures))
+
+
+def _maps(subject: Subject) -> list[Maps]:
+    table = Run(subject.folder / "maps").table(["method", "target", "status"])
+    seen = Counter(zip(*(table[name].to_pylist() for name in ("method", "target", "status")), strict=True))
+    made = []
+    for tool in subject.tools:
+        for finding in subject.findings:
+            own = {
+                status: count
+                for (method, target, status), count in sorted(seen.items())
+                if (method, target) == (tool.title, str(finding.index))
+            }
+            failures = own.pop("failed", 0)
+            made.append(
+                Maps(method=tool.title, finding=finding.name, maps=sum(own.values()), failures=failures, statuses=own)
+            )
+    return made

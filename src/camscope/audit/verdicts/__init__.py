@@ -4,11 +4,9 @@
 it holds the margin, or there is nothing, or there are too few patients, to test it with; the reason says which.
 """
 
-from camscope.audit.schema import Summary, Verdict
-from camscope.audit.verdicts.answering import answering
-from camscope.audit.verdicts.features import leaking, several_ways
+from camscope.audit.core.schema import Summary, Verdict
 from camscope.audit.verdicts.maps import faithful, localised, robust, sane
-from camscope.audit.verdicts.regions import blanked, evident, masses, relying
+from camscope.audit.verdicts.model import answering, blanked, evident, leaking, masses, relying, several_ways
 
 __all__ = ["verdicts"]
 

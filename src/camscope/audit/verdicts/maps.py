@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from camscope.audit.schema import Line, Measured, Number, Randomised, Similarity, Summary, Verdict, Word
-from camscope.audit.verdicts.answering import equal, together
-from camscope.audit.verdicts.judged import ABOVE, NOTHING, Told, beyond, lacks, made, out_of_reach, under_all
-from camscope.metrics.verdicts import UNCHANGED
+from camscope.audit.core.schema import Line, Measured, Number, Randomised, Similarity, Summary, Verdict, Word
+from camscope.audit.verdicts.model import equal, together
+from camscope.audit.verdicts.rules import ABOVE, NOTHING, Told, beyond, lacks, made, out_of_reach, under_all
+from camscope.metrics.randomization_result import UNCHANGED
 
 OVER = (
     "supported where the interval lies wholly above the margin, and that of the paired difference from the best control map, "

@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.batch.inspection.codes import SEVERITIES, Finding, Rows
-from camscope.batch.inspection.facts import COLUMNS, UNSHOWN
-from camscope.batch.inspection.prevalence import Prevalence
+from camscope.batch.export import Cells
+from camscope.batch.inspection.distributions import Prevalence
+from camscope.batch.inspection.image_metadata import COLUMNS, UNSHOWN
+from camscope.batch.inspection.issues import SEVERITIES, Finding, Rows
 from camscope.batch.manifest import arrow
-from camscope.batch.spreadsheet import Cells
 from camscope.errors import OutputError
-from camscope.files import write_bytes, writing
+from camscope.plurals import plural
+from camscope.safe_files import write_bytes, writing
 from camscope.version import __version__
-from camscope.wording import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa

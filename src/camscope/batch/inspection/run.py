@@ -1,28 +1,35 @@
-"""inspect_images: each image of a set read once, by threads, and what is then to be said of the set."""
+"""inspect_images: each image of a set read once, by threads, and what is then to be said of the set.
+
+One row of a manifest read once: its image, its mask, and the reason where that cannot be done.
+"""
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from camscope.batch.image_loading import expect_threads, in_order
+from camscope.batch.inspection import metadata_readers
 from camscope.batch.inspection.checks import findings
-from camscope.batch.inspection.codes import ORDER
-from camscope.batch.inspection.columns import USUAL, Inspected, meant
-from camscope.batch.inspection.facts import Facts, collected
-from camscope.batch.inspection.mixtures import mixtures, ranges
-from camscope.batch.inspection.prevalence import given_away, prevalences
-from camscope.batch.inspection.reading import Reader
+from camscope.batch.inspection.distributions import given_away, mixtures, prevalences, ranges
+from camscope.batch.inspection.image_metadata import Facts, collected
+from camscope.batch.inspection.inspection_table import USUAL, Inspected, meant
+from camscope.batch.inspection.issues import ORDER
 from camscope.batch.inspection.report import Inspection
 from camscope.batch.manifest import Manifest, arrow
-from camscope.batch.private import has_scans, privately
+from camscope.batch.path_resolver import fetched, is_url
+from camscope.batch.pseudonymize import has_scans, privately
 from camscope.batch.sources import manifest_of
-from camscope.batch.threads import expect_threads, in_order
-from camscope.errors import InputError
-from camscope.images.private import local_key
+from camscope.errors import CamscopeError, InputError, MissingExtraError
+from camscope.images.files.redaction import local_key
+from camscope.images.scans.scan import World
+from camscope.images.scans.scan_reader import is_scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 PIECE = 4096  # rows that are Python objects at once
 SCANS = ("DICOM", "DICOM series", "NIfTI", "NRRD", "MetaImage")
@@ -111,3 +118,79 @@ def _shown(manifest: Manifest, private: bool, allowed: Sequence[str | None]) -> 
     for name in kept:
         hidden = hidden.append_column(name, manifest.table[name])
     return arrow().table(hidden)
+
+
+REASONS = (
+    ("no such f", "missing-file"),  # file or folder
+    ("is not installed", "missing-codec"),
+    ("the file has no pixels", "no-pixels"),
+    ("choose one", "ambiguous"),
+)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Rows -> facts; it runs in many threads. No reason names a file, and none quotes one. `scans`: no image is a photograph."""
+
+    manifest: Manifest
+    masks: str | None
+    key: bytes
+    scans: bool = False
+
+    def __call__(self, row: Mapping[str, Any]) -> Facts:
+        """A row's facts: never an error."""
+        facts, world = Facts(row["row"]), None
+        try:
+            world = self._image(row, facts)
+        except MissingExtraError as error:
+            facts.fails("missing-codec", str(error))
+        except CamscopeError as error:
+            text = str(error)
+            facts.fails(next((code for words, code in REASONS if words in text), "unreadable"), text)
+        except FileNotFoundError:
+            facts.fails("missing-file", "there is no such file")
+        except Exception as error:  # a store, a network, a dataset and a damaged file may raise anything
+            words = getattr(error, "strerror", None) or type(error).__name__
+            facts.fails("unreadable", f"it cannot be read: {words}")
+        if self.masks is not None:
+            facts.mask = self._mask(row[self.masks], facts, world)
+            facts.findings += [facts.mask] if facts.mask is not None and facts.mask.startswith("mask-") else []
+        return facts
+
+    def _image(self, row: Mapping[str, Any], facts: Facts) -> World | None:
+        if self.manifest.images is not None:
+            source: Any = self.manifest.images[row["row"]]
+        elif not row["path"]:
+            facts.fails("missing-file", "its row has no path")
+            return None
+        else:
+            try:
+                source = self._source(row["path"])
+            except MissingExtraError:
+                raise
+            except InputError:
+                facts.fails("outside", "its path leads elsewhere")
+                return None
+        if isinstance(source, Path) or is_scan(source):
+            return metadata_readers.read_scan_facts(source, facts, self.key).world
+        metadata_readers.read_photo_facts(source, row["path"], facts, self.key)
+        return None
+
+    def _source(self, path: str) -> bytes | Path:
+        """A file's bytes; of a scan its place, for it may be of several files."""
+        place = self.manifest.place(path)
+        return Path(place) if self.scans and not is_url(place) and Path(place).exists() else fetched(place)
+
+    def _mask(self, cell: Any, facts: Facts, world: World | None) -> str | None:
+        """A word; None where the row has no mask."""
+        if cell is None or cell in ("", []):
+            return None
+        if not isinstance(cell, str) or cell.lstrip().startswith(metadata_readers.MARKED_OTHERWISE):
+            return "not a file"
+        try:
+            source = self._source(cell)
+        except FileNotFoundError:
+            return "mask-missing"
+        except (CamscopeError, OSError):
+            return "mask-unreadable"
+        return metadata_readers.judged(source, facts.size, world)

@@ -1,16 +1,26 @@
-"""AdapterExplainer: what every method shares that another package computes."""
+"""AdapterExplainer: what every method shares that another package computes.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Twin: a copy of a model's modules with the same weights, for packages that hang things on modules and change them.
+"""
+
+import copy
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from camscope.errors import MissingExtraError, ModelError
-from camscope.explainers.runs import ManyRuns
-from camscope.hooks.input_gradient import Staying, with_gradients
+from camscope.explainers.core.pixel_base import ManyRuns
+from camscope.hooks.base import Hooks, here_only
+from camscope.hooks.gradients import Staying, with_gradients
+from camscope.plurals import plural
+from camscope.pytree import leaves
 from camscope.targets import Score
 
 T = TypeVar("T")
@@ -48,3 +58,120 @@ def expect_the_same_score(score: Score, sample: int, found: Tensor, expected: Te
             f"hooks {float(found):.4g}: it keeps something outside of its modules, draws at random, or uses a module only "
             f"for what it changes in place; write x = module(x)"
         )
+
+
+ATTEMPTS = 100  # at a copy, while other threads change what is copied
+
+
+@dataclass
+class Seen:
+    """What a pass showed of modules without parts: how often each ran, in which order, and who took whose output."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    followed: dict[str, str] = field(default_factory=dict)  # the name of a module -> that of the one before it
+
+    @property
+    def reused(self) -> list[str]:
+        """Those that ran more than once."""
+        return [name for name, count in self.calls.items() if count > 1]
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[Seen]:
+    """What the pass inside the `with` shows."""
+    seen, made = Seen(), dict[int, tuple[weakref.ref[Tensor], str]]()
+    names = {id(module): name for name, module in model.named_modules() if not module._modules}
+
+    def begin(module: nn.Module, args: tuple[Any, ...]) -> None:
+        name = names[id(module)]
+        seen.calls[name] += 1
+        for given in args[:1]:
+            known = made.get(id(given))
+            if known is not None and known[0]() is given:
+                seen.followed[name] = known[1]
+
+    def end(module: nn.Module, args: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            made[id(output)] = weakref.ref(output), names[id(module)]
+
+    with Hooks() as hooks:
+        for module in model.modules():
+            if id(module) in names:
+                hooks.hold(module.register_forward_pre_hook(here_only(begin)))
+                hooks.hold(module.register_forward_hook(here_only(end)))
+        yield seen
+
+
+class Turns(nn.Module):
+    """A module that ran several times in a pass, as so many modules: each has one call, and hooks of its own."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts, self.turn = nn.ModuleList(parts), 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the part whose turn it is returns."""
+        if self.turn >= len(self.parts):
+            raise ModelError(
+                f"{type(self.parts[0]).__name__} ran {plural(len(self.parts), 'time')} in the first pass, and "
+                "more often in another"
+            )
+        self.turn += 1
+        return self.parts[self.turn - 1](*args, **kwargs)
+
+
+def twin_of(model: nn.Module, seen: Seen) -> nn.Module:
+    """A copy of the modules and of what they keep; the numbers are shared, until they are replaced.
+
+    A hook, an attribute or a parameter set on it is not the model's, whatever becomes of the call, and no other thread
+    meets it. A module that ran several times is several, see `Turns`.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            return _twin_of(model, seen)
+        except (TypeError, RuntimeError, AttributeError) as error:
+            reason = error
+            if "during iteration" not in str(error):  # else another thread sets or takes away a hook meanwhile
+                break
+    raise ModelError(
+        f"{type(model).__name__} cannot be copied ({reason}), and hooks of another package are not set on the model itself"
+    ) from reason
+
+
+def _twin_of(model: nn.Module, seen: Seen) -> nn.Module:
+    shared = {id(value): _alias(value) for part in model.modules() for _, value in leaves(vars(part))}
+    twin = _copied(model, shared)
+    for name in seen.reused:
+        part = model.get_submodule(name)
+        copies = [_copied(part, shared) for _ in range(seen.calls[name])]
+        _replace(twin, twin.get_submodule(name), Turns(copies).train(part.training))
+    return twin
+
+
+def _copied(model: nn.Module, shared: dict[int, Tensor]) -> nn.Module:
+    """A deep copy in the modes that this thread sees: those of a thread inside `evaluating` are not on the modules."""
+    twin = copy.deepcopy(model, dict[int, Any](shared))
+    for part, original in zip(twin.modules(), model.modules(), strict=False):
+        if hasattr(original, "training"):  # frozen TorchScript has none
+            part.training = original.training
+    return twin
+
+
+def rewind(twin: nn.Module) -> None:
+    """Call it before each pass."""
+    for part in twin.modules():
+        if isinstance(part, Turns):
+            part.turn = 0
+
+
+def _replace(model: nn.Module, module: nn.Module, other: nn.Module) -> None:
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():
+            if child is module and parent is not other:
+                parent._modules[key] = other
+
+
+def _alias(value: Tensor) -> Tensor:
+    """The same numbers under another name, whose gradient nobody takes."""
+    alias = value.detach()
+    return nn.Parameter(alias, requires_grad=False) if isinstance(value, nn.Parameter) else alias

@@ -1,30 +1,156 @@
-"""DeepLIFT and DeepLIFT-SHAP, by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline."""
+"""DeepLIFT and DeepLIFT-SHAP, by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline.
+
+ReLU6 and hardtanh under captum's rule for ReLUs: it goes by a module's type, and the rule by what comes out.
+What is not linear in a model and has no rule of captum's: it keeps its gradient, and is counted.
+Max pooling whose windows overlap, as one whose windows do not: captum's rule for it keeps one window a pixel only.
+"""
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from math import prod
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError
-from camscope.explainers.adapters.base import AdapterExplainer, expect_the_same_score, kept_on
-from camscope.explainers.adapters.stand_ins import ruled
-from camscope.explainers.adapters.twin import Seen, observed, rewind, twin_of
-from camscope.explainers.adapters.unruled import Unruled
-from camscope.explainers.adapters.windows import laid_out
-from camscope.explainers.base import register_with
-from camscope.explainers.baselines import WithBackground, WithBaseline, starts
-from camscope.explainers.gaps import gap_in_words
-from camscope.explainers.maps import Maps
-from camscope.explainers.pixels import PixelExplainer
-from camscope.explainers.runs import Runs
-from camscope.explainers.scope import checked_finite
-from camscope.images.silence import ignoring
+from camscope.explainers.adapters.base import (
+    AdapterExplainer,
+    Seen,
+    expect_the_same_score,
+    kept_on,
+    observed,
+    rewind,
+    twin_of,
+)
+from camscope.explainers.core.base import register_with
+from camscope.explainers.core.baselines import WithBackground, WithBaseline, starts
+from camscope.explainers.core.evaluation_context import checked_finite
+from camscope.explainers.core.maps import Maps
+from camscope.explainers.core.pixel_base import PixelExplainer, Runs, gap_in_words
+from camscope.hooks.function_mode import MAXIMA, Calls, name_of
+from camscope.hooks.gradients import ELEMENTWISE
+from camscope.images.files.redaction import ignoring
+from camscope.plurals import plural
+from camscope.pytree import leaves
 from camscope.targets import Score, full_precision
-from camscope.wording import plural
+
+CLIPPED = (nn.ReLU6, nn.Hardtanh)
+
+
+def ruled(model: nn.Module) -> None:
+    """In a copy of a model, make every module that clips a ReLU by name, which does what it did."""
+    modules: Iterator[Any] = model.modules()  # whose types change
+    for part in modules:
+        if type(part) in CLIPPED:
+            clip = partial(F.hardtanh, min_val=part.min_val, max_val=part.max_val, inplace=part.inplace)
+            part.__class__ = nn.ReLU  # it stays what hooks and other modules know
+            vars(part)["forward"] = clip
+
+
+_OTHERS = (
+    "maximum min amin minimum softmax softmin log_softmax layer_norm group_norm instance_norm rms_norm local_response_norm "
+    "normalize glu lp_pool1d lp_pool2d lp_pool3d multi_head_attention_forward scaled_dot_product_attention"
+)
+BENT = ELEMENTWISE | MAXIMA | set(_OTHERS.split())
+
+
+class Unruled(Calls):
+    """Counts, inside the `with`, what is not linear and has no rule, since captum reaches modules of certain types only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin()
+
+    def begin(self) -> None:
+        """Before a pass."""
+        self._ruled, self.counts = 0, Counter[str]()
+
+    def watch(self, model: nn.Module) -> None:
+        """Where captum has a rule nothing is counted; what such a module is given is a tensor of its own.
+
+        captum replaces the gradient of that tensor: of one that goes elsewhere too, it would lose the other way.
+        """
+        from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
+
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self._ruled += 1
+            return tuple(one.clone() if isinstance(one, Tensor) else one for one in args)
+
+        def leave(module: nn.Module, args: object, output: object) -> None:
+            self._ruled -= 1
+
+        for module in model.modules():
+            if type(module) in SUPPORTED_NON_LINEAR and not module._backward_hooks:
+                module.register_forward_pre_hook(enter)
+                module.register_forward_hook(leave)
+
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """What the function returns."""
+        name = name_of(func)
+        if func is Tensor.register_hook and not args[0].requires_grad:
+            return None  # captum sets its hooks also where gradients are off: there a value is a constant
+        result = func(*args, **named)
+        if name in BENT and not self._ruled and any(one.requires_grad for _, one in leaves(result)):
+            self.counts[name] += 1
+        return result
+
+    def in_words(self) -> str:
+        """What keeps its gradient."""
+        said = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
+        return f"; captum has no rule for {said} here, which keep their gradient" if said else ""
+
+
+POOLS: dict[type[nn.Module], int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
+
+
+class Windows(nn.Module):
+    """The same maximum: every window is laid out by itself, and a pooling without overlap takes the largest of each."""
+
+    def __init__(self, pool: Any, rank: int) -> None:
+        super().__init__()
+        self.size, self.stride, self.padding = (
+            _each(one, rank) for one in (pool.kernel_size, pool.stride, pool.padding)
+        )
+        self.pool = nn.MaxPool1d(prod(self.size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N,K,*s) -> (N,K,*t)"""
+        rank = len(self.size)
+        sides = [side for pad in reversed(self.padding) for side in (pad, pad)]
+        # beyond the border lies what is less than all: the same in every row, so that it changes nothing
+        laid = F.pad(x, sides, value=float(x.detach().amin()) - 1)
+        for axis, (size, step) in enumerate(zip(self.size, self.stride, strict=True), start=x.ndim - rank):
+            laid = laid.unfold(axis, size, step)
+        grid = laid.shape[: x.ndim]
+        largest: Tensor = self.pool(laid.reshape(len(x), -1, prod(self.size)))
+        return largest.view(grid)
+
+
+def laid_out(model: nn.Module) -> None:
+    """Replace, in a copy of a model, every max pooling whose windows overlap."""
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():
+            rank = POOLS.get(type(child), 0) if child is not None else 0
+            if rank and _overlaps(child, rank):
+                parent._modules[key] = Windows(child, rank)
+
+
+def _overlaps(pool: Any, rank: int) -> bool:
+    overlap = any(
+        step < size for size, step in zip(_each(pool.kernel_size, rank), _each(pool.stride, rank), strict=True)
+    )
+    plain = not (pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks)
+    return overlap and plain and set(_each(pool.dilation, rank)) == {1}
+
+
+def _each(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,) * rank
 
 
 class Against(NamedTuple):

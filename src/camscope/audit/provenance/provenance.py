@@ -1,0 +1,320 @@
+"""Provenance: what an audit was computed from, with digests, versions and a self-test of the metrics.
+
+- provenance: everything that an audit was made of, by its digest, so that another can be told from it.
+- self_test: whether metrics give here what one knows by hand, of a map that is even and of one that is all inside.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from camscope.audit.core.context import Subject
+from camscope.audit.performance.auc import auroc
+from camscope.audit.provenance.digests import NONE, of_bytes, of_content, of_images, of_input, of_masks, of_source
+from camscope.batch.runner import digest_of_table
+from camscope.metrics import METRICS
+from camscope.model_card import digest
+from camscope.models import nameless
+from camscope.safe_files import make_folder, write_bytes, write_error
+from camscope.version import __version__
+
+FILE, LOG = "provenance.json", "log.jsonl"
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pyarrow",
+    "scipy",
+    "scikit-learn",
+    "scikit-image",
+    "pydantic",
+    "pydicom",
+    "nibabel",
+    "pillow",
+    "matplotlib",
+    "jinja2",
+)
+TRACE = ("image_size", "input_size", "placement", "world", "steps")
+CHECKOUT = "not from a checkout"
+LATER = (
+    "started",
+    "ended",
+    "stages",
+    "rows",
+    "preprocessing",
+    "outputs",
+    "bytes",
+    "completeness",
+    "seal",
+)  # not on the page
+BEGUN = "begun"  # the event of the log with which an audit begins
+REQUIRED = (
+    "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
+    "bytes", "started", "ended", "stages", "declarations", "declared_before_looking", "commit", "preprocessing", "self_test",
+)  # fmt: skip
+
+
+def identity(subject: Subject) -> dict[str, str]:
+    """What two starts of one audit have in common."""
+    return {
+        "camscope": __version__,
+        "code": code(),
+        "config": subject.config.digest,
+        "data": digest_of_table(subject.manifest),
+        "model": digest(subject.model),
+        "source": of_source(subject.config.model.source),
+        "masks": of_masks(subject),
+    }
+
+
+@cache
+def code() -> str:
+    """Of the source of camscope itself, 16 hex digits."""
+    root, sha = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".html", ".css", ".csv"):
+            sha.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+@cache
+def commit() -> str:
+    """Of the checkout that camscope runs from, with "-dirty" behind it where files differ from it; else that there is none."""
+    root, git = Path(__file__).parents[4], shutil.which("git")
+    if git is None or not (root / ".git").exists() or not (root / "src" / "camscope").is_dir():
+        return CHECKOUT
+    asked = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    alone = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # it only looks
+    found = subprocess.run(asked, capture_output=True, text=True, check=False, env=alone)  # noqa: S603 - of our own words
+    return found.stdout.strip() or "a checkout that git does not read"
+
+
+def note(folder: Path, event: Mapping[str, Any]) -> None:
+    """A line of the log: what happened when. No audit's digest depends on it."""
+    make_folder(folder)
+    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
+    log = folder / LOG
+    cut = log.is_file() and log.read_bytes()[-1:] not in (b"\n", b"")
+    added = ("\n" if cut else "") + line + "\n"
+    try:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(added)
+    except OSError as error:
+        raise write_error(log, error, len(added.encode())) from error
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the log; one that was cut off is left out."""
+    log, found = folder / LOG, []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    return [one for one in found if isinstance(one, dict)]
+
+
+def begun(subject: Subject, *, anew: bool) -> None:
+    """Into the log: that an audit with this config begins; it stays there for all later ones in the folder.
+
+    Not where one goes on that was stopped; `anew`: it does not.
+    """
+    known = declared(subject.folder)
+    if anew or not known or known[-1] != subject.config.digest:
+        note(subject.folder, {"event": BEGUN, "config": subject.config.digest})
+
+
+def declared(folder: Path) -> list[str]:
+    """The digest of the config of each audit that was begun in a folder, in order."""
+    return [str(one.get("config")) for one in events(folder) if one.get("event") == BEGUN]
+
+
+def declarations(folder: Path, config: str) -> dict[str, int | bool]:
+    """How many different configs there were in a folder, and whether this one is the first of them."""
+    known = list(dict.fromkeys(declared(folder))) or [config]
+    return {"declarations": len(known), "declared_before_looking": known[0] == config}
+
+
+def _own(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of the audit that was begun last."""
+    last = max((n for n, one in enumerate(said) if one.get("event") == BEGUN), default=0)
+    return said[last:]
+
+
+def write(subject: Subject) -> dict[str, Any]:
+    """`provenance.json`: after all other outputs, whose digests it holds."""
+    said = _own(events(subject.folder))
+    made = facts(subject) | {
+        "started": said[0]["time"] if said else None,
+        "ended": said[-1]["time"] if said else None,
+        "stages": {one["stage"]: one["seconds"] for one in said if "stage" in one},
+        "rows": rows(subject),
+        "preprocessing": preprocessing(subject),
+        "outputs": outputs(subject.folder),
+        "bytes": files(subject.folder),
+    }
+    made["completeness"] = sum(made.get(name) is not None for name in REQUIRED) / len(REQUIRED)
+    made["seal"] = seal(made)
+    write_bytes(subject.folder / FILE, as_written(made))
+    return made
+
+
+def as_written(made: Mapping[str, Any]) -> bytes:
+    """The one way in which a provenance stands in its file."""
+    return (json.dumps(made, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def facts(subject: Subject) -> dict[str, Any]:
+    """What an audit is made of, the same for every start of it on one machine."""
+    config, known = subject.config, identity(subject)
+    return {
+        "schema_version": "camscope/audit-provenance/1",
+        "camscope": __version__,
+        "code": known["code"],
+        "commit": commit(),
+        "config": _discreet(subject),
+        "config_digest": known["config"],
+        **declarations(subject.folder, known["config"]),
+        "data": {"digest": known["data"], "rows": len(subject.rows), "manifest": of_input(config.data.manifest)},
+        "masks": known["masks"],
+        "model": {
+            "digest": known["model"],
+            "weights": of_input(config.model.weights),
+            "code": known["source"],
+            "parameters": sum(one.numel() for one in subject.model.parameters()),
+            "numbers": sorted({str(one.dtype).removeprefix("torch.") for one in subject.model.parameters()}),
+            "loaded": "strictly: no key was missing, and none too many" if config.model.weights else "by its source",
+        },
+        "self_test": self_test(),
+        "seeds": {"audit": config.seed, "replicates": config.replicates},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: one for name, one in versions(PACKAGES) if one is not None},
+            **({"cuda": torch.version.cuda} if torch.version.cuda else {}),
+        },
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+            "device": config.model.device,
+            "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        },
+        "command": " ".join(["camscope", *sys.argv[1:2]]) if not subject.private else "camscope audit",
+    }
+
+
+def seal(made: Mapping[str, Any]) -> str:
+    """Of all that a provenance says beside the seal itself, 64 hex digits."""
+    rest = {name: value for name, value in made.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def rows(subject: Subject) -> dict[str, str | None]:
+    """Of every row its name and the sha256 of its file."""
+    table = subject.maps.table(["id", "sha256"])
+    return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
+
+
+def seen(subject: Subject) -> dict[str, str | None]:
+    """The images of which the maps were made; where one could not be read then, what its file holds."""
+    return {**of_images(subject), **{name: digits for name, digits in rows(subject).items() if digits is not None}}
+
+
+def preprocessing(subject: Subject) -> dict[str, str]:
+    """Of every row its name and 16 hex digits of what was done to its image: sizes, placement, and of a scan each step."""
+    made: dict[str, str] = {}
+    for row in subject.maps.table(["id", *TRACE]).to_pylist():
+        name = row.pop("id")
+        if name not in made or row["input_size"] is not None:  # one method may fail where another does not
+            made[name] = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    return dict(sorted(made.items()))
+
+
+def on_page(known: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a provenance stands in the report, which is made before it."""
+    return {name: value for name, value in known.items() if name not in LATER}
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """Of every file that the same audit makes again, the digest of what it says; of tables without the times in them."""
+    made = ((name, path) for name, path in _files(folder) if name != LOG and not path.name.startswith("."))
+    return {name: of_content(path) for name, path in made}
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Of every file beside the provenance itself, the digest of its bytes; of one that cannot be read, "none"."""
+    return {name: _read(path) for name, path in _files(folder)}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_file() or path.is_symlink()) and name != FILE:
+            yield name, path
+
+
+def _read(path: Path) -> str:
+    try:
+        return of_bytes(path)
+    except OSError:
+        return NONE
+
+
+def _discreet(subject: Subject) -> dict[str, Any]:
+    """The config; in the profile "research" without names of files, and of the model's source the bare function."""
+    if not subject.private:
+        return subject.config.model_dump(mode="json")
+    plain = subject.config.placeless()
+    plain["model"]["source"] = nameless(plain["model"]["source"])
+    return plain
+
+
+def versions(packages: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Of each package; None of one that is not there."""
+    for name in packages:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield name, None
+
+
+SIDE, INSIDE = 8, 4
+KNOWN = {
+    "energy-inside": (0.25, 1.0),
+    "enrichment": (1.0, 4.0),
+    "pointing-game": (0.25, 1.0),
+    "average-precision": (0.25, 1.0),
+}  # of an even map, and of one that is the mask: a quarter of the image
+
+
+@cache
+def self_test() -> str:
+    """That it passed, or what is wrong."""
+    return "; ".join(_wrong()) or "passed"
+
+
+def _wrong() -> Iterator[str]:
+    mask = np.zeros((SIDE, SIDE), np.bool_)
+    mask[:INSIDE, :INSIDE] = True
+    for name, known in KNOWN.items():
+        for heat, expected in zip((np.ones((SIDE, SIDE)), mask.astype(np.float64)), known, strict=True):
+            if abs((found := float(METRICS[name](heat, mask))) - expected) > 1e-9:
+                yield f"{name} is {found} and not {expected}"
+    odds, truth = np.arange(20.0), np.arange(20) >= 10
+    for answers, area in ((odds, 1.0), (odds[[*range(9), 10, 9, *range(11, 20)]], 0.99)):
+        if abs((mean := auroc(truth, answers, replicates=200).mean) - area) > 1e-9:
+            yield f"AUROC is {mean} and not {area}"

@@ -1,0 +1,136 @@
+"""The base of the region detectors.
+
+- What every region is made of: one function of an image's pixels, and a reason where the image has no such region.
+- From an image to the model's input, and how large a region is there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from math import pi
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import GeometryError, InputError, MissingExtraError, UndefinedError
+from camscope.evaluation.selection.samples import mask_on_input as middles
+from camscope.geometry import Placement
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Find = Callable[[NDArray[Any]], Bools]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of an image that its pixels tell: `name`, what it is in `words`, and how it is found.
+
+    Called with (H,W), (H,W,3) or a volume (D,H,W), uint8 or numbers, it gives (*S) bool: some of the image, never none of
+    it and never all. UndefinedError, with the reason, where the image has no such part.
+    """
+
+    name: str
+    words: str
+    find: Find
+
+    def __call__(self, image: NDArray[Any]) -> Bools:
+        """(*S) bool."""
+        given = np.asarray(image)
+        if given.ndim not in (2, 3) or not given.size:
+            raise InputError(f"an image of shape {given.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
+        found = self.find(given)
+        if not found.any():
+            raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.words}")
+        if found.all():
+            raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.words}")
+        return found
+
+
+def is_colour(image: NDArray[Any]) -> bool:
+    """Whether the last axis is that of red, green and blue: a volume three voxels wide is none that anybody has."""
+    return image.ndim == 3 and image.shape[-1] == 3
+
+
+def grey(image: NDArray[Any]) -> Floats:
+    """(*S) float64: of a colour image the mean of its channels; UndefinedError where all pixels have one value."""
+    values = np.asarray(image, np.float64)
+    values = values.mean(-1) if is_colour(image) else values
+    if values.min() == values.max():
+        raise UndefinedError("the image has one value everywhere")
+    return values
+
+
+def size_of(image: NDArray[Any]) -> tuple[int, ...]:
+    """*S."""
+    return image.shape[:2] if is_colour(image) else image.shape
+
+
+def largest(mask: Bools) -> Bools:
+    """Its largest connected part, corners touching; the mask itself where it is empty."""
+    labels, count = scipy_images().label(mask, np.ones((3,) * mask.ndim))
+    if count < 2:
+        return mask
+    found: Bools = labels == 1 + np.bincount(labels.ravel())[1:].argmax()
+    return found
+
+
+def filled(mask: Bools) -> Bools:
+    """With its holes; of a volume slice by slice, for what is hollow opens somewhere in three dimensions."""
+    fill = scipy_images().binary_fill_holes
+    return np.stack([fill(one) for one in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
+
+
+def otsu(values: NDArray[Any]) -> float:
+    """The threshold that parts the values best in two (Otsu 1979)."""
+    return float(skimage("filters").threshold_otsu(values))
+
+
+def scipy_images() -> Any:
+    """scipy.ndimage, or the error that says how to have it."""
+    try:
+        return import_module("scipy.ndimage")
+    except ImportError as error:
+        raise MissingExtraError("scipy", "audit") from error
+
+
+def skimage(part: str) -> Any:
+    """A part of scikit-image, or the error that says how to have it."""
+    try:
+        return import_module(f"skimage.{part}")
+    except ImportError as error:
+        raise MissingExtraError("scikit-image", "audit") from error
+
+
+def on_input(mask: NDArray[np.bool_], placement: Placement | None, *, touching: bool = False) -> Bools:
+    """(*S) of the image -> (*S) of the model's input: True where a pixel's centre lies on the mask.
+
+    What lies outside the image is False. `placement` None: the model sees the image as it is. `touching`: also every pixel
+    that holds the centre of one of the mask's, so that of a thin region nothing is lost where the input is coarser.
+    """
+    given = np.asarray(mask)
+    if given.dtype != np.bool_:
+        raise InputError(f"a mask of {given.dtype}; expected bool")
+    if placement is None:
+        return given.copy()
+    if given.shape != placement.image_size:
+        raise GeometryError(f"a mask {given.shape} of an image {placement.image_size}: expected one size")
+    found = middles(given, placement)
+    if touching:
+        reached = np.floor(placement.to_input(np.argwhere(given) + 0.5)).astype(np.int64)
+        reached = reached[((reached >= 0) & (reached < found.shape)).all(1)]
+        found[tuple(reached.T)] = True
+    return found
+
+
+def equivalent_diameter(mask: NDArray[np.bool_]) -> float:
+    """Pixels: of the disc as large as the mask's largest part, in 3-D of the ball; UndefinedError for an empty mask."""
+    given = np.asarray(mask, np.bool_)
+    if given.ndim not in (2, 3):
+        raise InputError(f"a mask {given.shape}; expected (H,W) or (D,H,W)")
+    if not given.any():
+        raise UndefinedError("the region is empty: it has no diameter")
+    whole = float(largest(given).sum())
+    return float(2 * (whole / pi) ** 0.5 if given.ndim == 2 else 2 * (3 * whole / (4 * pi)) ** (1 / 3))

@@ -1,0 +1,361 @@
+"""Collection: a finished run, or what is there of one, as an Arrow table or explanation by explanation.
+
+Sight: the original of a row read again, and its map laid over it at the size of a thumbnail.
+"""
+
+import html
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope import render
+from camscope.batch.image_loading import sha256_of
+from camscope.batch.manifest import PRIVATE, Manifest, Numbered, arrow
+from camscope.batch.path_resolver import Locations
+from camscope.batch.pseudonymize import Places, privately
+from camscope.batch.query import Pieces, Query, as_dicts, open_maps, read_rows, reading_parts
+from camscope.batch.result_rows import FAILED
+from camscope.batch.run_store import RUN, Store
+from camscope.batch.sources import LIBRARIES, manifest_of
+from camscope.data_readers import one_error
+from camscope.errors import CamscopeError, ImageError, InputError
+from camscope.explanation import Explanation, Pixels, checked
+from camscope.geometry import Placement
+from camscope.images.photo import read_photo
+from camscope.images.scans.scan import grey
+from camscope.images.scans.scan_reader import is_scan, read_scan
+from camscope.plurals import plural
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+
+class Collection:
+    """The rows of a run, their maps and their images.
+
+    `dataset`: what the run was made of, as `run_batch` took it; the images are then read from there. `fetch`: whether images
+    that are not on this machine are fetched: those behind URLs, and datasets that the run names. Without it, reading a run
+    that someone else made contacts no other machine and downloads nothing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], dataset: Any = None, *, fetch: bool = False) -> None:
+        self.folder, self._given, self._opening = Path(folder), dataset, threading.Lock()
+        self.fetch = fetch
+        facts = Store(folder).facts
+        if facts is None:
+            raise InputError(f"{folder}: this is no run: it holds no run.json")
+        if wrong := [name for name, holds in _rules(facts).items() if not holds]:
+            raise InputError(
+                f"{self.folder / RUN}: it is damaged: {', '.join(wrong)} is missing or not what a run has there"
+            )
+        self.facts: dict[str, Any] = facts
+
+    @property
+    def dataset(self) -> "ds.Dataset":
+        """The rows, read when they are asked for."""
+        parts = [str(Store(self.folder).path_of(chunk)) for chunk in sorted(Store(self.folder).finished())]
+        if not parts:
+            raise InputError(f"{self.folder}: no part of the run is finished")
+        return open_maps(parts)
+
+    def __len__(self) -> int:
+        rows = self.dataset
+        with reading_parts():
+            return int(rows.count_rows())
+
+    def table(self, columns: list[str] | None = None, filter: Any = None) -> "pa.Table":
+        """All rows, or those for which an expression of PyArrow holds, or some of their columns."""
+        return read_rows(self.dataset, columns, filter)
+
+    def query(
+        self,
+        where: str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> "pa.Table":
+        """The rows for which a condition holds: `run.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
+
+        `where`, `sort`: DuckDB's SQL over the columns of the run. Failed rows are rows too: `status = 'failed'`. Of the parts
+        only the columns that these name are read, and then of the chosen rows what is asked for, maps too.
+        """
+        rows = self.dataset
+        if unknown := [name for name in columns or () if name not in rows.schema.names]:
+            raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
+        places = Query(where, sort, limit).places(rows)
+        with reading_parts():
+            return Pieces(rows).take(places, columns)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        """The maps; rows of images that failed have none."""
+        rows = self.dataset
+        for piece in Pieces(rows).in_turn(Query().places(rows)):
+            for row in as_dicts(piece):
+                if row["heat"] is not None:
+                    yield self.explanation(row)
+
+    def photo(self, row: Mapping[str, Any]) -> Pixels:
+        """(H,W,3): the image of a row, read again; ImageError where it is not there, or no longer the one explained."""
+        source = self.source(row)
+        expect_unchanged(row, source)
+        return seen(source, self.facts["made_with"].get("window"))
+
+    def expect_images(self) -> None:
+        """ImageError where the images are those of a dataset that is not given, or would have to be fetched."""
+        with self._opening:
+            _ = self._images
+        if count := self.not_fetched:
+            raise ImageError(
+                f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine; to fetch "
+                "them pass --fetch (Python: fetch=True)"
+            )
+
+    @property
+    def not_fetched(self) -> int:
+        """How many images are not on this machine, and not fetched because nobody asked for it."""
+        made = self.facts["made_with"]["manifest"]
+        if self.fetch or self._given is not None or made["dataset"] == PRIVATE:
+            return 0
+        if made["dataset"] is not None:
+            return int(made["rows"]) if made["dataset"].startswith(LIBRARIES) else 0
+        paths = self.dataset.to_table(columns=["path"])["path"].unique().to_pylist()
+        return sum(path is not None and self.locations.is_elsewhere(path) for path in paths)
+
+    @cached_property
+    def locations(self) -> Locations:
+        """Where the paths in its rows lead."""
+        root = self.facts["root"]
+        return Locations(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
+
+    def source(self, row: Mapping[str, Any]) -> Any:
+        """What a row is of, fetched again: a file's bytes, or an image of a dataset; ImageError where it is not there."""
+        path = row["path"]
+        try:
+            with self._opening:
+                images = self._images
+            if images is not None:
+                return images[row["row"]]
+            return self.locations.read(path)
+        except ImageError:
+            raise
+        except FileNotFoundError as error:
+            raise ImageError(f"{path}: there is no such file") from (None if self.private else error)
+        except Exception as error:  # a store's own package may raise anything
+            if self.private:  # its words may be those of the file's name
+                why = getattr(error, "strerror", None) or type(error).__name__
+                raise ImageError(f"{path}: it cannot be read: {why}") from None
+            if isinstance(error, InputError):
+                raise ImageError(str(error)) from error
+            if not isinstance(error, OSError | ValueError):
+                raise
+            raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+    @property
+    def private(self) -> bool:
+        """Whether the run does not name its files."""
+        return bool(self.facts["made_with"]["manifest"]["dataset"] == PRIVATE)
+
+    @property
+    def origin(self) -> Manifest | None:
+        """What the run was made of, where it was passed."""
+        with self._opening:
+            images = self._images if self._given is not None else None
+        return images.manifest if isinstance(images, Places) else None
+
+    def named(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row with its path and all columns as the manifest has them, where that is known."""
+        origin = self.origin
+        return row if origin is None else {**row, **origin.numbered(row["row"])}
+
+    @cached_property
+    def _images(self) -> Numbered | None:
+        """Those of what was given, or of the dataset that the run names; None: the files that its rows name."""
+        named = self.facts["made_with"]["manifest"]["dataset"]
+        if self._given is not None:
+            manifest = manifest_of(self._given)
+            if named == PRIVATE:
+                manifest = privately(manifest)
+            return Places(manifest) if manifest.images is None else manifest.images
+        if named is None:
+            return None
+        if named == PRIVATE:
+            raise ImageError(
+                "the run does not say where its scans are; pass what it was made of: Run(folder, manifest)"
+            )
+        if not named.startswith(LIBRARIES):
+            raise ImageError(f"the run is of a dataset, {named!r}; to see its images pass it: Run(folder, dataset)")
+        if not self.fetch:
+            raise ImageError(
+                f"the run is of the dataset {named!r}, which is fetched on request only: pass --fetch (Python: fetch=True), or "
+                "what the run was made of: Run(folder, dataset)"
+            )
+        return manifest_of(named).images  # never in a folder that the run names
+
+    def explanation(self, row: Mapping[str, Any], image: Pixels | None = None) -> Explanation:
+        """A row of the table with its map. `image`: its photograph, as `photo` reads it; without, the map lies on grey."""
+        with one_error("a row of the run holds no map", quoting=not self.private, own=True):
+            return checked(self._explanation(row, image))
+
+    def _explanation(self, row: Mapping[str, Any], image: Pixels | None) -> Explanation:
+        made = self.facts["made_with"]
+        grid, size = tuple(row["grid"]), tuple(row["input_size"])
+        placement = row["placement"]
+        settings = made["methods"].get(f"{row['method']} {row['parameters']}", {})
+        return Explanation(
+            heat=np.array(row["heat"], np.float32).reshape(grid),
+            method=row["method"],
+            target=self._class(row),
+            label=row["label"],
+            score=row["score"],
+            probability=row["probability"],
+            layer=row["layer"],
+            layout=None,
+            input_size=size,
+            placement=None
+            if placement is None
+            else Placement(
+                np.array(placement, np.float64).reshape(len(size), len(size) + 1), size, tuple(row["image_size"])
+            ),
+            status=row["status"],
+            notes=tuple(row["notes"]),
+            name=row["id"],
+            measures={},
+            parameters=settings,
+            versions=self.facts["versions"],
+            model=made["model"]["digest"],
+            image=image,
+            seen=None,
+            world=None if row.get("world") is None else np.array(row["world"], np.float64).reshape(4, 4),
+            steps=tuple(row.get("steps") or ()),
+        )
+
+    def _class(self, row: Mapping[str, Any]) -> int | None:
+        """The index of the class that was asked for, if it was a class."""
+        known, asked = self.facts["categories"], row["target"]
+        if asked is not None and asked.isdecimal():
+            return int(asked)
+        return known.index(row["label"]) if row["label"] in known else None
+
+    @property
+    def failures(self) -> int:
+        """Rows without a map."""
+        with reading_parts():
+            return int(self.dataset.count_rows(filter=arrow("dataset").field("status") == FAILED))
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """What the run is, in a few words each."""
+        made, done = self.facts["made_with"], Store(self.folder).finished()
+        planned, chunk = made["manifest"]["rows"], made["chunk"]
+        there = sum(min(chunk, planned - one * chunk) for one in done)
+        without = self.failures if done else 0
+        return {
+            "model": f"{made['model']['source']} ({made['model']['digest'][:12]})",
+            "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in made["methods"]})),
+            "targets": ", ".join("the top class" if one is None else one for one in made["targets"]),
+            "images": f"{there:,}" if there == planned else f"{there:,} of {planned:,} so far",
+            "rows": f"{len(self) if done else 0:,}" + (f" ({without:,} without a map)" if without else ""),
+        }
+
+    def __repr__(self) -> str:
+        said = self.summary
+        return (
+            f"<Run {self.folder}: images {said['images']}, rows {said['rows']}, {said['methods']} of {said['model']}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in {"run": str(self.folder), **self.summary}.items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def _rules(facts: Mapping[str, Any]) -> dict[str, bool]:
+    """What a run.json has, by name: whether this one has it."""
+    made, root = facts["made_with"], facts.get("root")
+    if not isinstance(made, Mapping):
+        return {"made_with": False}
+    model, manifest, targets = made.get("model"), made.get("manifest"), made.get("targets")
+    return {
+        "model": isinstance(model, Mapping) and all(isinstance(model.get(key), str) for key in ("source", "digest")),
+        "methods": isinstance(made.get("methods"), Mapping) and all(map(_is_table, made["methods"].values())),
+        "targets": isinstance(targets, list) and all(isinstance(one, str | None) for one in targets),
+        "manifest": isinstance(manifest, Mapping)
+        and _is_count(manifest.get("rows"))
+        and isinstance(manifest.get("dataset", 0), str | None),
+        "chunk": _is_count(made.get("chunk")) and made["chunk"] > 0,
+        "window": isinstance(made.get("window"), str | None),
+        "root": isinstance(root, Mapping)
+        and isinstance(root.get("folder"), str)
+        and isinstance(root.get("confined"), bool),
+        "versions": _is_table(facts.get("versions"))
+        and all(isinstance(facts["versions"].get(name), str) for name in ("camscope", "torch")),
+        "categories": isinstance(facts.get("categories"), list)
+        and all(isinstance(one, str) for one in facts["categories"]),
+    }
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def seen(source: Any, window: str | None = None) -> Pixels:
+    """(H,W,3), or (D,H,W) of a volume: an image as it is looked at, a grey scan through the run's window.
+
+    ImageError where text may be part of a scan's picture.
+    """
+    if not isinstance(source, Path) and not is_scan(source):
+        return read_photo(source).pixels
+    scan = read_scan(source)
+    if not scan.may_be_shown:
+        raise ImageError(f"{scan.name}: it is not shown, for text may be part of its picture")
+    return grey(scan, window)
+
+
+def expect_unchanged(row: Mapping[str, Any], source: Any) -> None:
+    """ImageError unless what a row is of is to the byte what was explained."""
+    if sha256_of(source) != row["sha256"]:
+        raise ImageError(f"{row['path']}: it has changed since it was explained")
+
+
+FINER = 2  # a map is drawn on so many pixels for one of the thumbnail
+
+
+def original(run: Collection, row: Mapping[str, Any]) -> tuple[Pixels | None, str | None]:
+    """The picture (H,W,3) of a row, or why it cannot be seen: a store's own package may raise anything."""
+    try:
+        return run.photo(row), None
+    except Exception as error:
+        return None, why(error, PurePath(row["path"]).name)
+
+
+def thumbnail(one: Explanation, photo: Pixels | None, size: int) -> Pixels:
+    """(h,w,3): a map over its photograph, or on grey, in `size` rows. A large photograph is made smaller before."""
+    place = one.placement
+    if place is None or one.heat.ndim != 2:
+        return one.overlay(height=size)
+    bound, whole = FINER * size, place.image_size
+    factor = min(1.0, bound / whole[0], 2 * bound / whole[1])
+    if photo is not None and factor < 1:
+        photo = render.fitted(photo, bound, 2 * bound)
+    now = [max(1, round(pixels * factor)) for pixels in whole] if photo is None else photo.shape[:2]
+    return replace(one, image=photo, placement=place.on_image_of(now)).overlay("image", height=size)
+
+
+def why(error: Exception, name: str) -> str:
+    """A reason without the file's name in front, which the row has: so that equal reasons are equal."""
+    said = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
+    head, colon, rest = said.partition(": ")
+    return rest if colon and (head == "the file" or head.endswith(name)) else said

@@ -1,0 +1,163 @@
+"""Files of data that others may have made: sizes are checked before anything is read, and whatever fails is one error."""
+
+import json
+import os
+import re
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import CamscopeError, InputError, MissingExtraError
+from camscope.plurals import plural
+from camscope.safe_files import open_regular, read_bytes
+
+MAX_JSON, MAX_TOML = 2**30, 2**24  # bytes of a file; the largest of COCO's own has half of that
+MAX_ARRAYS = 2**32  # bytes of the arrays of one .npz file
+FEW_VALUES, VALUES_PER_BYTE = 2**24, 64  # of a column of a Parquet file: more are a few bytes that claim to be many
+WORDS = 200  # letters of a foreign error
+
+
+@contextmanager
+def one_error(
+    message: str, kind: Callable[[str], CamscopeError] = InputError, *, quoting: bool = True, own: bool = False
+) -> Iterator[None]:
+    """Whatever fails inside, as one error that begins with `message`: readers of damaged files raise anything.
+
+    `quoting`: with the words of the foreign error; without, only its type, for the words may name a patient.
+    `own`: errors of camscope get the message too; without, they name the file themselves.
+    """
+    try:
+        yield
+    except CamscopeError as error:
+        if not own:
+            raise
+        raise kind(f"{message}: {error}") from error
+    except OSError as error:
+        reason = error.strerror or (str(error)[:WORDS] if quoting else type(error).__name__)
+        raise kind(f"{message}: it cannot be read: {reason}") from error
+    except RecursionError:  # its traceback has a thousand lines
+        raise kind(f"{message}: it is nested too deeply") from None
+    except MemoryError:
+        raise kind(f"{message}: there is not enough memory for it") from None
+    except Exception as error:
+        words = f": {str(error)[:WORDS]}" if quoting and str(error) else ""
+        raise kind(f"{message}: it is damaged, or of another kind ({type(error).__name__}{words})") from error
+
+
+def read_json(path: str | os.PathLike[str], message: str | None = None, *, limit: int = MAX_JSON) -> Any:
+    """What a JSON file holds; an InputError for any other file. `message`: begins the error, by default with the path."""
+    with one_error(message or f"{path} is no JSON file that can be read"):
+        return json.loads(read_bytes(path, limit))
+
+
+def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
+    """What a TOML file holds; an InputError for any other file. `message`: begins the error, by default with the path."""
+    message = message or f"{path}: this is no TOML file"
+    with one_error(message):
+        text = read_bytes(path, MAX_TOML).decode("utf-8")
+    return parse_toml(text, message)
+
+
+def parse_toml(text: str, message: str) -> dict[str, Any]:
+    """What the text of a TOML file holds; an InputError that begins with `message` for any other text."""
+    with one_error(message):
+        return tomllib.loads(text)
+
+
+def read_npz(path: str | os.PathLike[str], names: Sequence[str], limit: int = MAX_ARRAYS) -> dict[str, NDArray[Any]]:
+    """Those of the named arrays that a .npz file holds; nothing is unpickled.
+
+    The sizes that it declares are added up before anything is unpacked: an InputError above `limit` bytes.
+    """
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        there = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
+        declared = sum(_declared(archive, member) for member in there.values())
+        if declared > limit:
+            raise InputError(f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {limit:,}")
+        return {name: _array(archive, member) for name, member in there.items()}
+
+
+def _declared(archive: zipfile.ZipFile, member: str) -> int:
+    """Bytes of an array, by its header, which has to agree with the directory of the archive."""
+    size = archive.getinfo(member).file_size
+    with archive.open(member) as stream:
+        shape, dtype = _header(stream)
+        start = stream.tell()
+    declared = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
+    if declared + start != size:
+        raise InputError(f"{member} declares {plural(declared, 'byte', spec=',')} and the archive {size - start:,}")
+    return declared
+
+
+def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
+    if dtype.hasobject or any(side < 0 for side in shape):
+        raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
+    return shape, dtype
+
+
+def _array(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
+    with archive.open(member) as stream:
+        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def check_zip(path: str | os.PathLike[str]) -> None:
+    """InputError for a zip archive that would unpack to more bytes than it has; nothing is read but its directory."""
+    size = Path(path).stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        declared = sum(member.file_size for member in archive.infolist())
+    if declared > size:
+        raise InputError(
+            f"it has {plural(size, 'byte', spec=',')} and would unpack to {declared:,}; expected tensors that are not packed"
+        )
+
+
+def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
+    """A Parquet file as a table of PyArrow; an InputError, without the words of a cell, for any other file."""
+    parquet: Any = import_module("pyarrow.parquet")
+    with one_error(f"{path}: this is no Parquet table", quoting=False):
+        check_parquet([path])
+        table = parquet.read_table(path, columns=None if columns is None else list(columns))
+        table.validate(full=True)  # texts that are not UTF-8, lists that end before they start
+        return table
+
+
+def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """InputError where a column of a Parquet file claims more values than its bytes can hold; only the footers are read.
+
+    DuckDB reads them: of a damaged footer PyArrow 26 ends the process.
+    """
+    try:
+        duckdb: Any = import_module("duckdb")
+    except ImportError as error:
+        raise MissingExtraError("duckdb", "batch") from error
+    names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # else these letters are a pattern
+    with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
+        try:
+            claims = connection.execute(FOOTERS, [names]).fetchall()
+        except duckdb.Error as error:
+            if len(paths) > 1:  # which of them?
+                for path in paths:
+                    check_parquet([path])
+            raise InputError(f"{paths[0]}: it is no Parquet file, or damaged") from error
+    for name, too_few, most, packed in claims:
+        if too_few or most > FEW_VALUES or packed > Path(name).stat().st_size:
+            raise InputError(
+                f"{name}: a column claims more values than its bytes hold; it is damaged, or made to fill memory"
+            )
+
+
+FOOTERS = f"""
+SELECT file_name, bool_or(num_values < row_group_num_rows), max(num_values - {VALUES_PER_BYTE} * total_compressed_size),
+       sum(total_compressed_size)
+FROM parquet_metadata(?) GROUP BY file_name
+"""  # noqa: S608 - of our own number

@@ -1,0 +1,1 @@
+"""Methods that read the attention of a transformer."""

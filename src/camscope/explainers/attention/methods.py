@@ -1,0 +1,154 @@
+"""Methods that read the self-attention of transformers. P: its probabilities, g: the score's gradient there."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from camscope.errors import LayerError
+from camscope.explainers.attention.base import TokenAttention, Tokens
+from camscope.explainers.core.base import register
+from camscope.explainers.core.evaluation_context import expect_count, expect_one_of
+
+Heads = Literal["mean", "max", "min"]
+
+
+@register
+class Rollout(TokenAttention):
+    """Attention followed from block to block: Π_l rows of (mean_heads P_l + I), each scaled to 1 (Abnar & Zuidema 2020).
+
+    I stands for the residual connection, with as much weight as the attention. No gradient weighs anything and no class
+    is asked for: the map is the same for all. `heads`: "mean", or "max" or "min" of them.
+    """
+
+    name, paper = "rollout", "arXiv:2005.00928"
+    class_specific: ClassVar[bool] = False
+    heads: Heads = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_one_of("heads", self.heads, "mean", "max", "min")
+
+    def relevance(self, tokens: Tokens) -> Tensor:
+        """(N,T)"""
+        over_heads = {
+            "mean": partial(torch.mean, dim=1),
+            "max": partial(torch.amax, dim=1),
+            "min": partial(torch.amin, dim=1),
+        }
+        return _rolled_out(tokens.read, map(over_heads[self.heads], tokens.probabilities))
+
+
+@register
+class GradientRollout(TokenAttention):
+    """Rollout of what speaks for the class: Π_l rows of (relu(mean_heads g_l ∘ P_l) + I), each scaled to 1.
+
+    Abnar & Zuidema's rollout with the weights that Jacob Gildenblat gave it in vit-explain (2020), which has no paper; the
+    part of the lowest attentions that is dropped there is kept here. The scale of the score sets what the blocks weigh
+    against the residual connections I.
+    """
+
+    name, paper = "gradrollout", "arXiv:2005.00928"
+    whole: ClassVar[bool] = True
+
+    def relevance(self, tokens: Tokens) -> Tensor:
+        """(N,T)"""
+        pairs = zip(tokens.gradients, tokens.probabilities, strict=True)
+        return _rolled_out(tokens.read, ((g * P).mean(1).relu() for g, P in pairs))
+
+
+@register
+class Chefer(TokenAttention):
+    """Relevance R = I, then R ← R + mean_heads relu(g_l ∘ P_l) R for each block l (Chefer et al. 2021, eq. 5 and 6).
+
+    The rows of the tokens that are read, without the I that R starts from: where all tokens are pooled it would add the
+    same to all.
+    """
+
+    name, paper = "chefer", "arXiv:2103.15679"
+    whole: ClassVar[bool] = True
+
+    def relevance(self, tokens: Tokens) -> Tensor:
+        """(N,T)"""
+        found = torch.zeros_like(tokens.read)
+        for g, P in zip(reversed(tokens.gradients), reversed(tokens.probabilities), strict=True):
+            found = found + _times(tokens.read + found, (g * P).relu().mean(1))
+        return found
+
+
+@register
+class LeGrad(TokenAttention):
+    """How each block's attention forms the class: mean over blocks, heads and query rows of relu(g_l) (Bousselham et al. 2024).
+
+    g_l: the gradient at P_l of the score that block l's own output gives, sent through the model's end as if no block came
+    after it. The authors' code has the mean of all tokens read for CLIP; here it is what the model itself reads. They
+    stretch the map from 0 to 1. `blocks`: so many last ones, default all.
+    """
+
+    name, paper = "legrad", "arXiv:2404.03214"
+    forwards: ClassVar[str] = "1 + L rests"
+    backwards: ClassVar[str] = "L"
+    by_block: ClassVar[bool] = True
+    blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(None, blocks=self.blocks)
+
+    def relevance(self, tokens: Tokens) -> Tensor:
+        """(N,T)"""
+        return torch.stack([g.relu().mean((1, 2)) for g in tokens.early_gradients(self.blocks)]).mean(0)
+
+
+@register
+class GradECLIP(TokenAttention):
+    """The last attention's values v, weighed by channel and place: relu Σ_c w_c λ_i v_ic (Zhao et al. 2024).
+
+    w: the score's gradient at the attention's output of the token that is read; λ: how alike its query and the key of
+    patch i are, the cosine over the channels of all heads, stretched over the patches from 0 to 1. Where several tokens
+    are read, the mean over them is in the ReLU. The model keeps its heads; the authors' code joins them to one.
+    """
+
+    name, paper = "gradeclip", "arXiv:2502.18816"
+
+    def relevance(self, tokens: Tokens) -> Tensor:
+        """(N,T): 0 for the tokens before the patches."""
+        last = tokens.attentions[-1]
+        if last.query is None or last.key is None or last.value is None or tokens.output_gradient is None:
+            raise LayerError(
+                "gradeclip needs queries, keys and values, and of the last attention only a softmax was seen; pass legrad or "
+                "chefer, which need no more"
+            )
+        parts = tokens.output_gradient, last.query, last.key, last.value
+        w, q, k, v = (one.detach().transpose(1, 2).flatten(2) for one in parts)
+        k, v = k[:, tokens.patches], v[:, tokens.patches]
+        alike = _stretched(_unit(q) @ _unit(k).transpose(1, 2))
+        heat = _times(tokens.read, alike * (w @ v.transpose(1, 2))).relu()
+        return torch.cat([heat.new_zeros(len(heat), tokens.layout.prefix), heat], 1)
+
+
+def _rolled_out(read: Tensor, blocks: Iterable[Tensor]) -> Tensor:
+    """(N,T) rows of the product of the blocks' (N,T,T) + I, each row scaled to 1; the last block's comes first."""
+    for block in reversed(list(blocks)):
+        mixed = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
+        read = _times(read, mixed / mixed.sum(-1, keepdim=True))
+    return read
+
+
+def _times(rows: Tensor, matrices: Tensor) -> Tensor:
+    """(N,T), (N,T,U) -> (N,U)"""
+    return (rows[:, None] @ matrices)[:, 0]
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Divided by their lengths; zero stays zero."""
+    length = vectors.norm(dim=-1, keepdim=True)
+    return vectors / torch.where(length > 0, length, 1)
+
+
+def _stretched(values: Tensor) -> Tensor:
+    """Each row from 0 to 1; 1 where it has one value only, since no place is less alike than another."""
+    low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+    return torch.where(high > low, (values - low) / torch.where(high > low, high - low, 1), 1)

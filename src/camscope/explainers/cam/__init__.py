@@ -1,0 +1,1 @@
+"""Class activation maps: weighted sums of the channels of a layer, and their relatives."""

@@ -1,0 +1,148 @@
+"""Methods that change the layer's activation and see what the rest of the model makes of it. A: (N,K,cells).
+
+LIFT-CAM: channels weighed by what they contribute to the score, in one backward pass. A: (N,K,*s).
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from camscope.explainers.cam.base import SPACE, LayerExplainer, WeightedChannels
+from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.core.base import register
+from camscope.explainers.core.batching import InPasses
+from camscope.explainers.core.evaluation_context import expect_one_of
+from camscope.hooks.gradients import Rescale
+from camscope.hooks.tap import Tap
+
+
+@register
+class AblationCAM(WeightedChannels, InPasses):
+    """Each channel weighs what the score loses without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
+
+    y_k: the score with channel k set to zero. The paper divides by y, which no scaled map can see where y > 0, and which
+    turns the map inside out where a logit is negative; it is left out. A channel that is zero anyway weighs nothing and
+    costs nothing.
+    """
+
+    name, paper = "ablationcam", "doi:10.1109/WACV45572.2020.9093360"
+    forwards: ClassVar[str] = "1 + K rests"
+    runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
+
+    def channel_weights(self, features: Features) -> Tensor:
+        """(N,K,1)"""
+        alive = features.activation.flatten(2).any(SPACE).nonzero()
+
+        def without_one_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
+            owners, channels = alive[part].T
+            rows = torch.arange(len(owners), device=owners.device)
+            return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), owners
+
+        weights = features.values.new_zeros(features.activation.shape[:2])
+        weights[alive[:, 0], alive[:, 1]] = features.losses_with(len(alive), without_one_each)
+        return weights[..., None].to(features.activation.dtype)
+
+
+@register
+class ReciproCAM(LayerExplainer, InPasses):
+    """Each cell's value is what it alone gives the class's probability: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
+
+    B_c keeps all channels of cell c. `gaussian`: also its neighbours, each weighed by (1/4, 1/2, 1/4) along every axis, as
+    the authors' code for transformers does; their code for convolutions spreads the cell's own vector instead, which is no
+    longer a part of A. Class and register tokens stay. The authors stretch p to 0..1, where every map has its 0 and its 1;
+    taken off here is p of nothing left, so that zero is no evidence. A single output and a callable target have no
+    probability: the score is taken.
+    """
+
+    name, paper = "reciprocam", "arXiv:2209.14074"
+    forwards: ClassVar[str] = "1 + cells rests"
+    runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
+    gaussian: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_one_of("gaussian", self.gaussian, True, False)
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s)"""
+        samples, _, *grid = features.activation.shape
+        tables = [self._kept_along(extent, features.activation) for extent in grid]
+        cells = prod(grid)
+
+        def one_left_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
+            places = torch.arange(part.start, part.stop, device=features.activation.device)
+
+            def change(maps: Tensor) -> object:
+                cell = places % (cells + 1)  # the last one is none
+                masks = (cell < cells).to(features.activation)[:, None]
+                for axis, place in enumerate(torch.unravel_index(cell % cells, tuple(grid))):
+                    masks = masks[..., None] * tables[axis][place].view(len(places), *[1] * (axis + 1), -1)
+                return maps.mul_(masks.to(maps.dtype))
+
+            return change, places // (cells + 1)
+
+        chances = features.chances_with(samples * (cells + 1), one_left_each).view(samples, cells + 1)
+        heat = chances[:, :-1] - chances[:, -1:]
+        features.note_rounding("no cell alone changes the score", heat, chances)
+        return heat.view(samples, *grid).to(features.activation.dtype)
+
+    def _kept_along(self, extent: int, activation: Tensor) -> Tensor:
+        """(extent,extent): for each place along an axis, how much of every place is left."""
+        own = torch.eye(extent, dtype=activation.dtype, device=activation.device)
+        near = own.new_ones(extent - 1).diag(1)
+        return own / 2 + (near + near.T) / 4 if self.gaussian else own
+
+
+INCOMPLETE = 0.01  # of the score's change
+
+
+@register
+class LIFTCAM(WeightedChannels):
+    """Each channel weighs its DeepLIFT contribution, reference 0: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
+
+    m: the gradient where elementwise functions pass on Δout/Δin between A and 0 (Rescale rule). Products, max pooling,
+    softmax and normalisations behind the layer keep their gradient: where Σ_k a_k misses y(A) - y(0) by more than 1 %,
+    a note says so. Pooling and a linear head have none of these: there a_k = w_k mean(A_k), the exact Shapley value.
+    """
+
+    name, paper = "liftcam", "arXiv:2102.05228"
+    forwards: ClassVar[str] = "1 + 2 rests"
+    backwards: ClassVar[str] = "1"
+    runs_model: ClassVar[bool] = True
+    runs_rest: ClassVar[bool] = True
+
+    def channel_weights(self, features: Features) -> Tensor:
+        """(N,K,1)"""
+        with Rescale() as rule:
+
+            def blank(maps: Tensor) -> None:
+                rule.begin()
+                maps.zero_()
+
+            blanked = features.score.read(features.passed(blank), len(features.x))
+            rule.pause()
+            tap = Tap(features.score.model, features.layer, output=features.output, call=features.call)
+            with tap:
+                output = tap.run(lambda: features.passed(lambda maps: rule.follow()))
+                tap.backward(features.score.read(output, len(features.x)).sum())
+        multipliers = features.to_maps(tap.gradient).to(features.activation)
+        contributions = (multipliers * features.activation).flatten(2).sum(SPACE, keepdim=True)
+        self._check(features, contributions.sum((1, 2)), features.values - blanked)
+        return contributions
+
+    def _check(self, features: Features, total: Tensor, change: Tensor) -> None:
+        """A note where a sample's contributions miss the score's change."""
+        gap = (total - change).abs() / change.abs()
+        rounding = torch.finfo(change.dtype).eps ** 0.5 * features.values.abs()
+        gap = torch.where((total - change).abs() > rounding, gap, 0)
+        for sample in (gap > INCOMPLETE).nonzero()[:, 0].tolist():
+            features.note(
+                sample,
+                f"the channels' contributions add up to {float(total[sample]):.3g}, where the score loses "
+                f"{float(change[sample]):.3g} without them all: what is not elementwise behind the layer keeps its gradient",
+            )

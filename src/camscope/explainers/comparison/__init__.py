@@ -1,0 +1,1 @@
+"""Several methods or layers on the same inputs, side by side."""

@@ -1,0 +1,1 @@
+"""What every method is built on: the base classes, dispatch, inputs, baselines and maps."""

@@ -1,0 +1,1 @@
+"""Methods around or across other methods: fused, refined, averaged."""

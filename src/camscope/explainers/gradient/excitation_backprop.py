@@ -1,0 +1,101 @@
+"""Excitation backpropagation: the probability with which a unit wins, handed from the class down to the image."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from camscope.explainers.cam.base import LayerExplainer
+from camscope.explainers.cam.layer_features import Features
+from camscope.explainers.core.base import register
+from camscope.explainers.core.evaluation_context import expect_one_of
+from camscope.explainers.core.maps import Later, Maps
+from camscope.explainers.core.method import Method
+from camscope.explainers.gradient.excitation_rules import expect_rules, set_against_duals, winning
+from camscope.hooks.gradients import input_gradients
+from camscope.targets import Score
+
+LOST = 0.01  # of the probability
+
+
+@register
+class ExcitationBackprop(LayerExplainer):
+    """Σ_k P(a_k): each unit hands its probability to those that excite it, P(a_j | a_i) ∝ a_j w⁺_ij (Zhang et al. 2016).
+
+    Winning probabilities, which add up to 1 at every layer but for what ends at units that nothing excites (a note says
+    how much). A mean shares as a linear layer with equal weights does, a residual sum by what is positive of its terms; a
+    maximum, a concatenation and an activation hand on all they have. A batch norm straight behind a linear layer is one
+    with it; another hands on, if its factor is positive. The paper has no batch norms, and the usual implementation hands
+    on in any case. Responses below 0 count as none.
+
+    `contrastive`: less what the class's dual unit, with opposite weights in the last layer, hands on; signed, and sharper
+    between classes. `pixels`: go on to the input's pixels, past the layer, with responses counted from each channel's
+    least number there; the paper stops at a layer in the middle.
+    """
+
+    name, paper = "excitationbackprop", "arXiv:1608.00507"
+    backwards: ClassVar[str] = "1"
+    needs_gradient: ClassVar[bool] = True
+    own_rules: ClassVar[bool] = True
+    contrastive: bool = False
+    pixels: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_one_of("contrastive", self.contrastive, True, False)
+        expect_one_of("pixels", self.pixels, True, False)
+
+    @property
+    def company(self) -> int:
+        """Its passes are its own."""
+        return id(self)
+
+    @staticmethod
+    def maps_of(tools: Sequence[Method], x: Tensor, scores: Sequence[Score]) -> list[list[Maps | Later]]:
+        """[method][score]: see `maps`."""
+        return [[*tool.maps(x, scores)] for tool in tools]
+
+    def maps(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        """The maps of several scores from one forward pass, one backward pass each."""
+        tool = self if self.pixels else self.settled(x, scores[0])  # before the mode is on
+        with winning(scores[0].model, pixels=self.pixels) as winners:
+            made = tool._at_input(x, scores) if self.pixels else super(ExcitationBackprop, tool).maps(x, scores)
+        notes = [] if tool is self else self.told(str(tool.layer), scores[0].model)
+        if winners.signed:
+            names = ", ".join(f"{name} x {count}" for name, count in winners.signed.items())
+            notes.append(f"activations that may be negative, where they are no response: {names}")
+        return [replace(one, notes=(*notes, *one.notes)) for one in made]
+
+    def values(self, score: Score, output: Any, samples: int) -> Tensor:
+        """(N,): the score; what is read off the model's output is differentiated as it is."""
+        expect_rules(output, self.name)
+        if self.contrastive:
+            set_against_duals(output)
+        return score.read(output, samples)
+
+    def combine(self, features: Features) -> Tensor:
+        """(N,*s): Σ_k P(a_k)"""
+        for sample, note in enumerate(self._lost(features.score, features.gradient)):
+            if note:
+                features.note(sample, note)
+        return features.gradient.sum(1)
+
+    def _at_input(self, x: Tensor, scores: Sequence[Score]) -> list[Maps]:
+        def run(leaf: Tensor) -> list[Tensor]:
+            output = scores[0].forward(leaf)
+            return [self.values(score, output, len(x)) for score in scores]
+
+        found = zip(scores, input_gradients(x, run)[1], strict=True)
+        return [
+            Maps(p.sum(1), zero_gradient=~p.flatten(1).any(1), own=tuple((n,) * bool(n) for n in self._lost(score, p)))
+            for score, p in found
+        ]
+
+    def _lost(self, score: Score, p: Tensor) -> list[str]:
+        """A note of each sample, "" where nothing much is missing of one class's probability."""
+        if score.classes is None or self.contrastive:
+            return [""] * len(p)
+        missing = (1 - p.flatten(1).sum(1)).tolist()
+        words = "of the probability ended before at units that nothing excites, and is not in the map"
+        return [f"{share:.0%} {words}" if share > LOST else "" for share in missing]

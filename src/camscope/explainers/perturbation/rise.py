@@ -1,0 +1,189 @@
+"""RISE and D-RISE: how much of a class, or of a box, is seen through random smooth masks.
+
+SampledExplainer: what every method shares whose map is a mean over random masks, and how sure that mean is.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from camscope.errors import InputError
+from camscope.explainers.core.base import register
+from camscope.explainers.core.evaluation_context import expect_count, expect_positive
+from camscope.explainers.perturbation.base import Found, Masks, PerturbationExplainer, Veiled, doubt, extents, settling
+from camscope.plurals import plural
+
+CHECKED = 64  # masks between two looks at the standard error, whatever the size of a pass
+AT_ONCE = 2**22  # numbers of the masks that are added to the mean at once, in float64
+
+
+@dataclass
+class Running:
+    """The mean of maps (*S) and its standard error, in float64, of blocks of maps that need not be kept (Chan et al. 1979)."""
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
+    squares: Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu")
+    )  # of distances from the mean
+
+    def add(self, weights: Tensor, masks: Tensor) -> None:
+        """(R,), (R,*S): R more maps, each a mask times its weight."""
+        rows, own = masks.flatten(1).double(), len(masks)
+        mean = (weights @ rows).view(masks.shape[1:]) / own
+        squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - own * mean.square()
+        away, together = mean - self.mean.to(mean), self.count + own
+        self.mean = self.mean.to(mean) + away * (own / together)
+        self.squares = self.squares.to(mean) + squares.clamp(min=0) + away.square() * (self.count * own / together)
+        self.count = together
+
+    @property
+    def error(self) -> Tensor:
+        """(*S): the standard error of the mean; of fewer than two maps it is as large as the mean."""
+        if self.count < 2:
+            return self.mean.abs()
+        return (self.squares / (self.count - 1) / self.count).sqrt()
+
+    @property
+    def doubt(self) -> float:
+        """See `doubt`."""
+        return doubt(self.mean, self.error)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SampledExplainer(PerturbationExplainer):
+    """How the probability goes with random masks, and the standard error. A method writes `masks` and `weights`.
+
+    The map is the mean of what each mask weighs at a pixel, 0 on the average, times the probability less that of the first
+    masks' mean: a number that all probabilities have in common shows nothing, and would only add to the error.
+
+    `samples`: masks. `until`: stop as soon as the largest standard error is at most so large a share of the map's range,
+    from its least cell to its largest, so that the order of what differs by more than a few of that is settled; looked
+    at after every 64 masks, however many of them run at a time.
+    """
+
+    samples: int = 4000
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(samples=self.samples)
+        expect_positive(None, until=self.until)
+
+    @abstractmethod
+    def masks(self, veiled: Veiled) -> Masks:
+        """What makes the masks of some turns: the same ones each time, so that none is kept."""
+
+    @abstractmethod
+    def weights(self, masks: Tensor) -> Tensor:
+        """(R,*S) -> (R,*S): what they weigh, 0 on the average."""
+
+    def found(self, veiled: Veiled) -> Found:
+        """Each mask's probability is kept; the mask is made again where whole blocks of them are added up.
+
+        In this way the order of all sums is the same for any number of masks in a pass.
+        """
+        masks, running, level = self.masks(veiled), Running(), 0.0
+        values = torch.empty(self.samples, dtype=torch.float64, device=veiled.x.device)
+        block = CHECKED
+        while block > 1 and block * veiled.x[0].numel() > AT_ONCE:
+            block //= 2
+
+        def work(part: slice) -> bool:
+            nonlocal level
+            values[part] = veiled.scores(masks(part), chance=True).mean(0)
+            while (last := min(running.count + block, self.samples)) <= part.stop and running.count < last:
+                added = slice(running.count, last)
+                level = level if running.count else float(values[added].mean())
+                running.add(values[added] - level, self.weights(masks(added)))
+                if self.until is not None and last % CHECKED == 0 and running.doubt <= self.until:
+                    return True
+            return False
+
+        veiled.runs.in_turns(veiled.sample, self.samples, work)
+        words = settling(running.doubt, self.until, running.count < self.samples, self.samples)
+        return Found(running.mean, running.error, (f"{plural(running.count, 'mask')}; {words}",))
+
+
+MAX_MASKS = 2**32  # bytes of the grids of all masks
+
+
+@register
+class RISE(SampledExplainer):
+    """Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N: how much more probable, where a pixel is seen (Petsiuk et al. 2018).
+
+    Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), has the mean probability in every pixel, which is taken off here: 0 is no
+    evidence, and what is negative speaks against the class. <p>: the mean of the first 64 masks.
+
+    A mask is a grid of so many `cells` along each axis and one more, each 1 with probability `keep`, else 0, enlarged
+    linearly and shifted at random by less than a cell. p: of the class, as the authors have it, and not its score, to
+    which a constant may be added; what a callable target says is taken as it is. See `SampledExplainer` for the rest.
+    """
+
+    name, paper = "rise", "arXiv:1806.07421"
+    slow: ClassVar[bool] = True
+    forwards: ClassVar[str] = "1 + samples"
+    cells: int = 7
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_count(cells=self.cells)
+        expect_positive(keep=self.keep)
+        if self.keep > 1:
+            raise InputError(f"keep={self.keep!r}: expected a probability, above 0 and at most 1")
+
+    def weights(self, masks: Tensor) -> Tensor:
+        """M / keep - 1"""
+        return masks / self.keep - 1
+
+    def masks(self, veiled: Veiled) -> Masks:
+        """Everything random is drawn at once, on the CPU: a few numbers a mask."""
+        size, device = veiled.x.shape[1:], veiled.x.device
+        counts = extents(self.cells, size)
+        grid = [count + 1 for count in counts]
+        numbers = torch.Size(grid).numel()
+        if (size_of_masks := 4 * self.samples * (numbers + len(size))) > MAX_MASKS:
+            raise InputError(
+                f"cells={self.cells}, samples={self.samples}: the masks alone would take "
+                f"{plural(size_of_masks, 'byte', spec=',')}, at most {MAX_MASKS:,} are taken; pass fewer"
+            )
+        drawn = torch.rand(
+            self.samples, numbers + len(size), generator=self.drawing(), dtype=torch.float32, device="cpu"
+        ).to(device)
+        kind = torch.promote_types(veiled.x.dtype, torch.float32)
+        shown, shifts = (drawn[:, :numbers] < self.keep).view(-1, *grid).to(kind), drawn[:, numbers:]
+        return lambda part: spread(shown[part], shifts[part], size, counts)
+
+
+@register
+class DRISE(RISE):
+    """RISE of a detection: Σ_i (s(x ∘ M_i) - <s>) (M_i / keep - 1) / N for a `Box` (Petsiuk et al. 2021).
+
+    s: the box's overlap with a detection in the masked image, times that detection's probability of the class, the
+    largest such product; the authors' s has the cosine of both vectors of class probabilities for the latter. Finer
+    cells and more masks than RISE. For another question than a Box it is RISE with these.
+    """
+
+    name, paper = "drise", "arXiv:2006.03204"
+    samples: int = 5000
+    cells: int = 16
+
+
+def spread(grids: Tensor, shifts: Tensor, size: Sequence[int], cells: Sequence[int]) -> Tensor:
+    """(R,*s), one more than `cells` along each axis, and (R,axes) in 0..1 -> (R,*S): enlarged linearly, cut from there on."""
+    for axis, (length, count) in enumerate(zip(size, cells, strict=True)):
+        pixels = -(-length // count)
+        first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)
+        places = (torch.arange(length, device=grids.device).to(grids) + first + 0.5) / pixels - 0.5
+        numbers = torch.arange(count + 1, device=grids.device)
+        ways = (1 - (places.clamp(0, count)[..., None] - numbers).abs()).clamp(min=0).to(grids)  # (R,length,count + 1)
+        lines = grids.movedim(axis + 1, 1)
+        grids = (
+            (ways @ lines.reshape(*lines.shape[:2], -1)).view(len(grids), length, *lines.shape[2:]).movedim(1, axis + 1)
+        )
+    return grids

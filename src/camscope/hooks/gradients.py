@@ -1,0 +1,352 @@
+"""Gradients of scores: at the input, through the graph, and with other backward rules.
+
+- The gradient of scores at the input of a model, without anything kept on the model or on the input.
+- The graph behind a tensor: every step that led to it, whoever called it, in a module, a function or in place.
+- ReLUs in the graph of a score, and another way back through them.
+- Rescale: a backward pass in which elementwise functions pass on Δout/Δin from a reference pass (DeepLIFT's rule).
+
+Linear layers whose backward pass leaves out the rows that no gradient reaches: exact, and cheap for class tokens.
+
+After its last attention a transformer that classifies by a class token sends one row's gradient back through layers
+that work on all of them: products with zeros, most of what a CAM at the last attention costs.
+"""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
+from torch.autograd.graph import Node
+
+from camscope.errors import ModelError
+from camscope.hooks.base import Hooks, autocast_uncached, plain_checkpoints
+from camscope.hooks.function_mode import ACTIVATIONS, ARITHMETIC, Calls, name_of
+from camscope.hooks.hook_free_copies import Mark
+
+T = TypeVar("T")
+Staying = AbstractContextManager[object]
+HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
+
+
+def input_gradients(x: Tensor, run: Callable[[Tensor], Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """`run` maps x (N,C,*S) to numbers (N,), several times -> all of them, and the gradient of each at x, at least float32.
+
+    One forward pass, one backward pass each; a second forward pass where the model turns gradients off, in which it
+    cannot. A float16 gradient that vanishes is taken again times 2^k. ModelError where no gradient reaches the input.
+    """
+
+    def attempt(staying: Staying) -> tuple[list[Tensor], list[Tensor]] | None:
+        # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
+        leaf = x.detach().clone().requires_grad_()
+        with staying:
+            values = list(run(leaf.clone()))
+        torch.set_grad_enabled(True)  # even where the model switches it off and never back on
+        found = [_gradient(one, leaf, keep=one is not values[-1]) for one in values]
+        gradients = [one for one in found if one is not None]
+        return ([one.detach() for one in values], gradients) if len(gradients) == len(values) else None
+
+    return with_gradients(attempt)
+
+
+def with_gradients(attempt: Callable[[Staying], T | None]) -> T:
+    """What `attempt` finds with gradients on; it runs the model inside the scope that it is given.
+
+    None says that no gradient came through. It is tried once more, then, in a scope that lets the model turn gradients
+    off nowhere; a ModelError if that is of no use.
+    """
+    for staying in (nullcontext(), GradientsStayOn()):
+        with torch.enable_grad(), autocast_uncached(), plain_checkpoints():
+            found = attempt(staying)
+        if found is not None:
+            return found
+    raise ModelError(
+        "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
+        "inference_mode, or the target reads something else; pass a method without gradients, such as occlusion"
+    )
+
+
+class GradientsStayOn(Calls):
+    """Inside the `with`, in this thread, nothing turns gradients off."""
+
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """What the function returns; switches of gradients are passed over."""
+        return None if func is torch._C._set_grad_enabled else func(*args, **named)
+
+
+def _gradient(values: Tensor, leaf: Tensor, *, keep: bool) -> Tensor | None:
+    """(N,C,*S), or None where there is no way to the leaf."""
+    if not values.requires_grad:
+        return None
+    if leaf.dtype != torch.float16:
+        (one,) = torch.autograd.grad(values.sum(), leaf, retain_graph=keep, allow_unused=True)
+        return None if one is None else one.to(torch.promote_types(leaf.dtype, torch.float32))
+    gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
+    for boost in HALF_PRECISION_BOOSTS:
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            values.sum() * boost, leaf, retain_graph=keep or boost != HALF_PRECISION_BOOSTS[-1], allow_unused=True
+        )
+        if grads[0] is None:
+            return None
+        found = grads[0].float() / boost
+        lost = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
+        rows = lost & (found.flatten(1).isfinite().all(1) | (boost == 1))
+        gradient = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), found, gradient)
+        if bool(gradient.flatten(1).any(1).all()):
+            break
+    return gradient
+
+
+HIDING = {
+    "DifferentiableGraph": "a scripted part",
+    "CopySlices": "an operation in place on a view",
+    "Where": "torch.where",
+}
+
+
+def steps(outputs: Iterable[Tensor]) -> Iterator[Node]:
+    """Each step of the outputs' graph once, from the outputs on."""
+    waiting = [output.grad_fn for output in outputs]
+    seen: set[Node | None] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen and node is not None:
+            seen.add(node)
+            yield node
+            waiting.extend(before for before, _ in node.next_functions)
+
+
+def kind_of_step(node: Node) -> str:
+    """The operation's name: "Relu" of ReluBackward0."""
+    return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+
+
+def hidden_in(node: Node) -> str | None:
+    """What may hold, or stand for, operations that cannot be seen: a scripted part, a choice between two values."""
+    kind = kind_of_step(node)
+    step: object = node
+    if isinstance(step, BackwardCFunction):  # of Python
+        return f"the function {kind} with a way back of its own"
+    if kind == "Mul" and any(_is_switch(getattr(node, f"_saved_{name}", None)) for name in ("self", "other")):
+        return "a product with true and false"
+    return HIDING.get(kind)
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool
+
+
+Rule = Literal["guided", "deconvnet"]
+
+# what holds the floor of an operation that is a ReLU where that is 0: relu6 is a hardtanh, x.clamp(min=0) a clamp
+FLOORS = {
+    "Threshold": "_saved_threshold",
+    "Hardtanh": "_saved_min_val",
+    "Clamp": "_saved_min",
+    "ClampMin": "_saved_min",
+}
+# what steps are called is what functions are, but for these
+OTHERS = {"".join(word.capitalize() for word in name.split("_")): name for name in ACTIVATIONS}
+OTHERS |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "Maximum": "maximum", "Glu": "glu"}
+
+
+@dataclass
+class Met:
+    """What was met on the way back: ReLUs, other activations, and what may hide some of either; how often each."""
+
+    relus: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+    hiding: Counter[str] = field(default_factory=Counter)
+
+
+def rectify(values: Iterable[Tensor], rule: Rule) -> Met:
+    """Until their graph is gone, gradients of the values go back through its ReLUs by another rule.
+
+    "guided": what is positive of them, where the input is; "deconvnet": what is positive of them, whatever the input.
+    The hooks are the graph's, which is this call's alone: a model has none, and other threads have graphs of their own.
+    """
+    met = Met()
+    for node in steps(values):
+        kind = kind_of_step(node)
+        if hiding := hidden_in(node):
+            met.hiding[hiding] += 1
+        elif _is_relu(node, kind):
+            met.relus[{"Hardtanh": "relu6", "ClampMin": "clamp"}.get(kind, kind.lower())] += 1
+            _bend(node, rule)
+        elif kind in OTHERS:
+            met.others[OTHERS[kind]] += 1
+    return met
+
+
+def _is_relu(node: Node, kind: str) -> bool:
+    floor = getattr(node, FLOORS[kind]) if kind in FLOORS else None
+    if isinstance(floor, Tensor):
+        return not bool(floor.any())
+    return kind == "Relu" or floor == 0
+
+
+def _bend(node: Node, rule: Rule) -> None:
+    if rule == "guided":
+        node.register_prehook(_positive)
+    else:
+        node.register_hook(lambda found, given: (*_positive(given), *found[1:]))
+
+
+def _positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(one.clamp(min=0) for one in gradients)
+
+
+ELEMENTWISE = ACTIVATIONS | ARITHMETIC
+
+
+class Rescale(Calls):
+    """Inside the `with`: a reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
+
+        with Rescale() as rule:
+            reference(model, x)             # calls rule.begin() at the layer from which on the two passes differ
+            rule.pause()
+            score = model(x).sum()          # calls rule.follow() there
+            torch.autograd.grad(score, layer_output)
+
+    The n-th elementwise function behind the layer is the n-th of the other pass, however the model is written, and wherever its
+    rows lie. Where the model took another path, and where the two inputs are the same to within rounding, a function
+    keeps its gradient; so do all other operations. Acts in the thread that entered it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._references: dict[int, tuple[str, Tensor]] = {}
+        self.pause()
+
+    def begin(self) -> None:
+        """From here on this pass is the reference."""
+        self._count, self._noting, self._following = 0, True, False
+
+    def pause(self) -> None:
+        """From here on functions are what they are."""
+        self._count, self._noting, self._following = 0, False, False
+
+    def follow(self) -> None:
+        """From here on this pass is held against the reference."""
+        self._count, self._noting, self._following = 0, False, True
+
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """The result of every function that the model calls: its own, with another way back for elementwise ones."""
+        name, more = name_of(func), dict(named)
+        first = args[0] if args else more.pop("input", None)
+        several = name != "prelu" and any(isinstance(one, Tensor) for one in (*args[1:], *more.values()))
+        drawn = name == "rrelu" and (more.get("training") or True in args[3:])  # anew each time
+        if name not in ELEMENTWISE or several or drawn or not isinstance(first, Tensor):
+            return func(*args, **named)
+        return self._elementwise(name, first, lambda z: func(z, *args[1:], **more))
+
+    def _elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        place, self._count = self._count, self._count + 1
+        if self._noting:
+            self._references[place] = name, z.detach().clone()
+        known, reference = self._references.get(place, ("", z))
+        if (
+            not self._following
+            or name != known
+            or z.shape != reference.shape
+            or not (z.requires_grad and torch.is_grad_enabled())
+        ):
+            return function(z)
+        given = z.detach().clone()
+        result, multiplier = _rescaled(function, given, reference)
+        passed: Tensor = _Passed.apply(z, result, multiplier)
+        in_place = result.data_ptr() == given.data_ptr()
+        return z.copy_(passed) if in_place else passed
+
+
+def _rescaled(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """f(z), which may be written over z, and (f(z) - f(reference)) / (z - reference); f' where that is rounding."""
+    leaf = z.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        slope = function(leaf.clone())
+    (gradient,) = torch.autograd.grad(slope, leaf, torch.ones_like(slope))
+    step, size = z - reference, torch.maximum(z.abs(), reference.abs())
+    with torch.no_grad():
+        result = function(z)
+        secant = (result - function(reference.clone())) / step
+    # half of the digits: below, rounding costs the secant more than its curvature costs the gradient
+    told = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
+    return result, torch.where(told, secant, gradient)
+
+
+class _Passed(torch.autograd.Function):
+    """A result worked out already, and what its input's gradient is multiplied by on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, result: Tensor, multiplier: Tensor) -> Tensor:
+        ctx.multiplier = multiplier  # not among the saved tensors: a checkpoint that runs again would miss it there
+        return result.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient * ctx.multiplier, None, None
+
+
+@contextmanager
+def zero_rows_skipped(model: nn.Module) -> Iterator[None]:
+    """Gradients of inputs, not of weights, through the model's linear layers on (N,T,K), in this thread, on a CPU.
+
+    A layer with anybody else's hook on it, or with a class or a forward of its own, is left alone. On a card, finding
+    the rows would wait for the card.
+    """
+    with Hooks() as hooks:
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                hooks.hold(module.register_forward_hook(_Skip()))
+        yield
+
+
+class _Skip(Mark):
+    """The forward hook of one thread: the same output, with another way back."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __call__(self, module: nn.Linear, args: tuple[Any, ...], output: Any) -> Tensor | None:
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or not _is_plain(module):
+            return None
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 or x.device.type != "cpu":
+            return None
+        back: Tensor = _LiveRows.apply(x, output.detach(), module.weight.detach())
+        return back
+
+
+def _is_plain(module: nn.Linear) -> bool:
+    """Whether what left the module is x Wᵀ + b and nothing else."""
+    hooks = (*module._forward_hooks.values(), *nn.modules.module._global_forward_hooks.values())
+    return "forward" not in module.__dict__ and all(isinstance(hook, _Skip) for hook in hooks)
+
+
+class _LiveRows(torch.autograd.Function):
+    """x Wᵀ + b, worked out already; its gradient g W, only for the rows in which g is not zero."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, output: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        same: Tensor = output.new_empty(0)
+        same.set_(output)  # type: ignore[call-overload]  # a tensor is a source too; and no view: it may be changed in place
+        return same
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        weight = ctx.saved_tensors[0].to(gradient.dtype)
+        rows = gradient.flatten(0, -2)
+        live = rows.abs().amax(-1).nonzero()[:, 0]
+        if 2 * len(live) > len(rows):
+            return gradient @ weight, None, None
+        back = rows.new_zeros(len(rows), weight.shape[1])
+        back[live] = rows[live] @ weight
+        return back.view(*gradient.shape[:-1], -1), None, None

@@ -1,0 +1,160 @@
+"""A table of a model's layers, as one forward pass shows them."""
+
+import html
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import InputError, LayerError
+from camscope.hooks.base import Hooks, evaluating, expect_initialized, here_only, unwrap
+from camscope.plurals import plural
+from camscope.pytree import leaves
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls")
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer.
+
+    `shape`: of the floating tensor of highest rank in its last output, None where it returned none. `stride`: input
+    pixels per output cell along each spatial axis, None where the output is not a grid over the input. `parameters`:
+    of the layer with all that is inside it; `own_parameters`: without what is inside. `calls`: how often it ran.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...] | None
+    stride: tuple[float, ...] | None
+    parameters: int
+    own_parameters: int
+    calls: int
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, one for each column."""
+        shape = "×".join(map(str, self.shape)) if self.shape is not None else "–"
+        stride = "×".join(f"{step:.4g}" for step in self.stride) if self.stride is not None else "–"
+        return self.name, self.type, shape, stride, f"{self.parameters:,}", str(self.calls)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Every layer of a model but the model itself, in its own order; rows as data, or a table to look at."""
+
+    model: str
+    input_shape: tuple[int, ...]
+    parameters: int
+    rows: tuple[LayerRow, ...]
+
+    def __iter__(self) -> Iterator[LayerRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> LayerRow:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise LayerError(
+            f"no layer {name!r} in {self.model}; it has {plural(len(self), 'layer')}, see the names in .rows"
+        )
+
+    def table(self, marked: Collection[str] = ()) -> "Table":
+        """The table for a terminal; `marked`: names of layers to set off."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(self._title()), title_justify="left")
+        for column in COLUMNS:
+            table.add_column(column, justify="right" if column in COLUMNS[2:] else "left", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*map(Text, row.cells()), style="bold green" if row.name in marked else None)
+        return table
+
+    def __rich__(self) -> "Table":
+        return self.table()
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        out = StringIO()
+        Console(file=out, width=200, color_system=None).print(self.table())
+        return out.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+        lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row.cells()) for row in self.rows)
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<table><caption>{html.escape(self._title())}</caption><tr>{head}</tr>{body}</table>"
+
+    def _title(self) -> str:
+        return f"{self.model}  input {'×'.join(map(str, self.input_shape))}  {plural(self.parameters, 'parameter', spec=',')}"
+
+
+def inspect(model: nn.Module, example: Tensor | tuple[Any, ...]) -> Inspection:
+    """Name, type, output shape, stride, parameters and calls of every layer, seen in one forward pass in eval mode.
+
+    `example`: the input (N,C,H,W), or a tuple of inputs; strides are against the spatial axes of its first floating
+    tensor. An example without a tensor is an InputError.
+    """
+    model = unwrap(model)
+    expect_initialized(model)
+    inputs = example if isinstance(example, tuple) else (example,)
+    first = next((leaf for _, leaf in leaves(inputs) if leaf.is_floating_point()), None)
+    if first is None:
+        raise InputError(
+            f"the example is a {type(example).__name__} without a floating tensor; expected the model's input"
+        )
+    shapes: dict[str, list[tuple[int, ...] | None]] = {name: [] for name, _ in model.named_modules()}
+    with Hooks() as hooks, evaluating(model), torch.no_grad():
+        for name, module in model.named_modules():
+            hooks.hold(module.register_forward_hook(here_only(partial(_note_shape, shapes[name]))))
+        model(*inputs)
+    rows = tuple(_row(name, module, shapes[name], tuple(first.shape)) for name, module in model.named_modules() if name)
+    return Inspection(type(model).__name__, tuple(first.shape), _count(model.parameters()), rows)
+
+
+def _note_shape(shapes: list[tuple[int, ...] | None], module: nn.Module, args: object, output: object) -> None:
+    floating = [leaf for _, leaf in leaves(output) if leaf.is_floating_point()]
+    shapes.append(tuple(max(floating, key=lambda leaf: leaf.ndim).shape) if floating else None)
+
+
+def _row(name: str, module: nn.Module, shapes: Sequence[tuple[int, ...] | None], given: tuple[int, ...]) -> LayerRow:
+    shape = shapes[-1] if shapes else None
+    return LayerRow(
+        name,
+        type(module).__name__,
+        shape,
+        _stride(given, shape),
+        _count(module.parameters()),
+        _count(module.parameters(recurse=False)),
+        len(shapes),
+    )
+
+
+def _count(parameters: Iterator[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _stride(given: tuple[int, ...], shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
+    """Input size over output size; channels-last where only that reading has one stride for all axes."""
+    if shape is None or len(shape) != len(given) or len(shape) < 3 or 0 in shape:
+        return None
+    first, last = shape[2:], shape[1:-1]
+    grid = last if not _even(given[2:], first) and _even(given[2:], last) else first
+    return tuple(size / cells for size, cells in zip(given[2:], grid, strict=True))
+
+
+def _even(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
+    """Whether one stride fits every axis, up to the one cell that rounding makes."""
+    stride = max(size / count for size, count in zip(sizes, cells, strict=True))
+    return all(abs(size / stride - count) <= 1 for size, count in zip(sizes, cells, strict=True))

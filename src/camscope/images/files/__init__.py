@@ -1,0 +1,1 @@
+"""Files and folders of images: which are read, and under which names they are reported."""

@@ -1,0 +1,1 @@
+"""Medical scans: DICOM, NIfTI, ITK files and MONAI tensors."""

@@ -1,0 +1,149 @@
+"""NRRD, MetaImage and what else SimpleITK reads, where it is installed."""
+
+import importlib
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from camscope.errors import ImageError, MissingExtraError, is_out_of_memory, memory_reason
+from camscope.images.files.redaction import scan_name, told
+from camscope.images.files.source_files import agreed, opened, selected
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_size, not_finite
+from camscope.plurals import plural
+
+SUFFIXES = (".nrrd", ".mha", ".mhd")
+BEGINNING = 4096  # bytes in which a header says where it lies
+PLACED = (b"space:", b"space directions:", b"transformmatrix", b"orientation", b"rotation")
+MEASURED = (b"spacings:", b"elementspacing", b"elementsize")
+HEADER = 1 << 16  # bytes in which a header that refers to another file does so
+
+
+def read_itk(source: str | Path, *, volume: int | None = None, window: Any = None) -> Scan:
+    """(D,H,W) float32 of .nrrd, .mha or .mhd, in numpy's order of axes; `world` in RAS+, where ITK has LPS.
+
+    `file.nrrd#2` or `volume=2`: that one of a 4-D file, counted from 0. Voxels in another file are read only of an .mhd,
+    from one beside it.
+    """
+    path, selector = selected(source)
+    name = scan_name(path)
+    try:
+        sitk = importlib.import_module("SimpleITK")
+    except ImportError:
+        raise MissingExtraError("SimpleITK", "itk") from None
+    with told(name):
+        _check_header(path, name)
+        scan = _scan(sitk, path, agreed(selector, volume, "volume", name), name)
+        return scan if window is None else scan.windowed(window)
+
+
+def _check_header(path: Path, name: str) -> None:
+    """Nothing is read from where a file's own text points, but the voxels beside an .mhd."""
+    with opened(path, name) as file:
+        head = file.read(HEADER)
+    kind = path.suffix.lower()
+    if kind == ".nrrd":
+        if not head.startswith(b"NRRD"):
+            raise ImageError(f"{name}: this is not a NRRD file")
+        if re.search(rb"(?im)^data ?file\s*:", head.split(b"\n\n")[0].split(b"\r\n\r\n")[0]):
+            raise ImageError(f"{name}: a NRRD header whose voxels are in another file; save both as one .nrrd")
+        return
+    found = re.search(rb"(?im)^\s*ElementDataFile\s*=\s*([^\r\n]+)\r?\n?", head)
+    if found is None:
+        raise ImageError(f"{name}: this is not a MetaImage file: it does not say where its voxels are")
+    beside = found[1].strip().decode("latin-1")
+    local = beside.upper() == "LOCAL"
+    if not local and (
+        kind == ".mha" or not re.fullmatch(r"[\w.+-]+", beside) or beside.upper() == "LIST" or ".." in beside
+    ):
+        raise ImageError(f"{name}: its voxels are in another file that is not beside it; save both as one .mha")
+    voxels = path if local else path.with_name(beside)
+    with opened(voxels, name):  # which is no pipe: ITK would wait for it
+        pass
+    if re.search(rb"(?im)^\s*CompressedData\s*=\s*T", head[: found.start()]):
+        _check_packed(voxels, found.end() if local else 0, name)
+
+
+def _check_packed(path: Path, start: int, name: str) -> None:
+    """The checksum of packed voxels: ITK unpacks as far as it gets, and takes the rest for zeros."""
+    inflater, left = zlib.decompressobj(), 8 * MAX_VOXELS
+    with opened(path, name) as file:
+        file.seek(start)
+        while not inflater.eof and left > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
+            left -= len(inflater.decompress(data, 1 << 22))
+    if not inflater.eof:
+        raise ImageError(f"{name}: its packed voxels are cut off, or more than the limit")
+
+
+def _scan(sitk: Any, path: Path, volume: int | None, name: str) -> Scan:
+    warned = sitk.ProcessObject.GetGlobalWarningDisplay()
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)
+    try:
+        reader = sitk.ImageFileReader()
+        reader.SetFileName(str(path))
+        reader.ReadImageInformation()
+        size, parts = reader.GetSize(), reader.GetNumberOfComponents()
+        _check(size, parts, name)
+        image = reader.Execute()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise ImageError(f"{name}: {memory_reason(error)} while reading it") from None
+        raise ImageError(f"{name}: SimpleITK cannot read it: damaged, or of an unknown kind") from None
+    finally:
+        sitk.ProcessObject.SetGlobalWarningDisplay(warned)
+    taken: tuple[str, ...] = ()
+    if image.GetDimension() == 4:
+        image, taken = _volume(image, volume, name)
+    elif volume not in (None, 0):
+        raise ImageError(f"{name}: volume {volume} is out of range: the file has 1")
+    stored = sitk.GetArrayFromImage(image)
+    colour = parts == 3 and stored.dtype == np.uint8
+    if (parts > 1 and not colour) or stored.dtype.kind not in "iuf":
+        raise ImageError(
+            f"{name}: {plural(parts, 'number')} of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
+        )
+    values = stored if colour else stored.astype(np.float32)
+    flags = () if colour else not_finite(values)
+    steps = (*taken, f"stored: {stored.dtype.name}")
+    placed, measured = _says(path)
+    world = _world(image) if placed else None
+    pixel = tuple(image.GetSpacing()[::-1]) if measured and not placed else None
+    return Scan(values, name, world=world, colour=colour, steps=steps, flags=flags, sources=(path,), pixel=pixel)
+
+
+def _says(path: Path) -> tuple[bool, bool]:
+    """Whether the header says how the axes lie, and how large voxels are: what it leaves out ITK takes for upright and 1 mm."""
+    with path.open("rb") as file:
+        head = file.read(BEGINNING).lower()
+    return any(word in head for word in PLACED), any(word in head for word in MEASURED)
+
+
+def _check(size: tuple[int, ...], parts: int, name: str) -> None:
+    if len(size) not in (2, 3, 4):
+        raise ImageError(f"{name}: an image of {plural(len(size), 'axis')}; expected 2, 3 or 4")
+    check_size((*size[::-1], parts), name)
+
+
+def _volume(image: Any, volume: int | None, name: str) -> tuple[Any, tuple[str, ...]]:
+    count = image.GetSize()[3]
+    if volume is None and count > 1:
+        raise ImageError(
+            f"{name}: a 4-D file of {plural(count, 'volume')}; choose one: file#0 .. file#{count - 1}, or volume=0"
+        )
+    if not 0 <= (volume or 0) < count:
+        raise ImageError(f"{name}: volume {volume} is out of range: the file has {count} (0..{count - 1})")
+    return image[:, :, :, volume or 0], (f"volume: {volume or 0} of {count}, counted from 0",)
+
+
+def _world(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """(4,4) of numpy's indices (d,row,column) in RAS+; a flat image lies at 0 of the third axis."""
+    axes = image.GetDimension()
+    columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
+    world = np.eye(4)
+    world[:axes, 3] = image.GetOrigin()
+    world[:axes, 3 - axes : 3] = columns[:, ::-1]
+    if axes == 2:
+        world[:3, 0] = (0.0, 0.0, 1.0)
+    return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ world)

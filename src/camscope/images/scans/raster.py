@@ -1,0 +1,82 @@
+"""PNG and TIFF as scans: the numbers as they are stored, 16 bits and floats too, and nothing scaled."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import ImageError
+from camscope.images.files.redaction import scan_name, told
+from camscope.images.files.source_files import agreed, opened, paths_of, selected
+from camscope.images.files.tiff_strips import check_strips
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_size, not_finite
+from camscope.plurals import plural
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Array = NDArray[Any]
+FORMATS = ("PNG", "TIFF")
+GREY = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
+
+
+def read_raster(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
+    """(H,W) float32 of a grey PNG or TIFF, as stored; (D,H,W) of a TIFF of several pages; RGB in colour, uint8.
+
+    `file.tif#2` or `frame=2`: that page alone, counted from 0.
+    """
+    from PIL import Image
+
+    path, selector = selected(source)
+    name = scan_name(path)
+    with told(name):
+        frame = agreed(selector, frame, "frame", name)
+        try:
+            with opened(path, name) as file, Image.open(file, formats=FORMATS) as image:
+                scan = _scan(image, _limit(file), frame, name, paths_of(path))
+        except Image.DecompressionBombError:
+            raise ImageError(
+                f"{name}: Pillow refuses it: more than {plural(2 * (Image.MAX_IMAGE_PIXELS or 0), 'pixel')}"
+            ) from None
+        return scan if window is None else scan.windowed(window)
+
+
+def _limit(file: BinaryIO) -> int:
+    """Pixels that a file of this size can hold: no codec packs a grey or colour pixel to less than a thousandth."""
+    return min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
+
+
+def _scan(image: "Image", limit: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
+    pages = int(getattr(image, "n_frames", 1))
+    if frame is not None and not 0 <= frame < pages:
+        raise ImageError(f"{name}: frame {frame} is out of range: the file has {pages} (0..{pages - 1})")
+    wanted = list(range(pages)) if frame is None else [frame]
+    check_size((len(wanted), image.height, image.width), name)
+    arrays = [_page(image, page, limit, name) for page in wanted]
+    if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
+        raise ImageError(
+            f"{name}: not all of its {plural(pages, 'page')} are alike; choose one: file#0 .. file#{pages - 1}"
+        )
+    colour = arrays[0].ndim == 3
+    values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
+    stored = (f"stored: {values.dtype.name}",)
+    values = values if colour else values.astype(np.float32)
+    taken = (f"frame: {frame} of {pages}, counted from 0",) if frame is not None and pages > 1 else ()
+    flags = () if colour else not_finite(values)
+    return Scan(values, name, colour=colour, steps=(*taken, *stored), flags=flags, sources=sources)
+
+
+def _page(image: "Image", page: int, limit: int, name: str) -> Array:
+    if page or image.tell():
+        image.seek(page)
+    # a fax page of single bits may be nearly nothing
+    check_size((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else limit)
+    if image.format == "TIFF":
+        check_strips(image, name)
+    if image.mode == "RGB":
+        return np.array(image)
+    if image.mode not in GREY:
+        raise ImageError(f"{name}: pixels of mode {image.mode}; expected grey or RGB")
+    array = np.array(image)
+    return array.astype(np.uint8) if array.dtype == bool else array

@@ -1,0 +1,252 @@
+"""Scan: a medical image as numbers, with its place; windows, and a scan as pixels.
+
+- A medical image as numbers, with its place in the world and what was done to it on the way.
+- Windows: the range of values that a display, or a model, is shown (DICOM PS3.3 C.11.2.1).
+- A scan as pixels, for models of pictures and for those who look.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import ImageError, PreprocessError
+from camscope.plurals import plural
+
+Array = NDArray[Any]
+World = NDArray[np.float64]
+BURNED_IN = {
+    True: ("burned-in annotation: YES",),
+    None: ("burned-in annotation: not said, and such images often have it",),
+    False: (),
+}
+MAX_VOXELS = 2**28  # of one scan: 1 GiB of float32, a thousand slices of 512 x 512
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scan:
+    """A medical image: `values` (H,W) or (D,H,W) float32 in `unit`; in colour (H,W,3) or (D,H,W,3) uint8.
+
+    `world`: (4,4), array index (d,row,column), whole numbers at the centres of voxels, -> millimetres to the right, to the
+        front and up (RAS+, as NIfTI has it). Of a 2-D image d is 0. None where the file says nothing of it.
+    `unit`: "HU", "OD" …, "" where none is known. `modality`: "CT", "MR" …, or "".
+    `steps`: what was done to the stored numbers, in order. `flags`: what is odd.
+    `name`: what may be shown: never a file's name. `sources`: the files, and `frames` which of a file's frames, counted
+        from 0, the slices are: for what refers to them; neither is shown.
+    `burned_in`: whether text is part of the picture: True, False, or None where the file does not say and such often have it.
+    `pixel`: mm of a pixel along each axis, of an image without a place.
+    `limits`: the values that are black and white, where that is known: 0 and 1 behind a window.
+    `header`: facts of a format that its writer needs again, such as NIfTI's codes; numbers only.
+    """
+
+    values: Array
+    name: str
+    world: World | None = None
+    colour: bool = False
+    unit: str = ""
+    modality: str = ""
+    steps: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    sources: tuple[Path, ...] = ()
+    frames: tuple[int, ...] = ()
+    burned_in: bool | None = False
+    pixel: tuple[float, ...] | None = None
+    header: Mapping[str, int] | None = None
+    limits: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        axes = len(self.shape)
+        kind = np.uint8 if self.colour else np.float32
+        if axes not in (2, 3) or not self.values.size or self.values.dtype != kind:
+            raise ImageError(f"{self.name}: an array of {self.values.dtype} with shape {self.values.shape} is no scan")
+        if self.world is not None:
+            world = np.array(self.world, np.float64)
+            world.setflags(write=False)
+            object.__setattr__(self, "world", world)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H,W) or (D,H,W), without colours."""
+        return self.values.shape[:-1] if self.colour else self.values.shape
+
+    @property
+    def spacing(self) -> tuple[float, ...] | None:
+        """Millimetres from one voxel to the next along each axis of (H,W) or (D,H,W); None where unknown."""
+        if self.world is None:
+            return self.pixel
+        return tuple(np.linalg.norm(self.world[:3, :3], axis=0).tolist())[-len(self.shape) :]
+
+    @property
+    def may_be_shown(self) -> bool:
+        """Whether the picture may lie under an overlay without asking: nothing is known to be written into it."""
+        return self.burned_in is False
+
+    def windowed(self, window: Any) -> "Scan":
+        """From 0 to 1 within a window: `Window`, (centre, width) or "40,400"."""
+        window = Window.of(window)
+        if self.colour:
+            raise PreprocessError(f"{self.name}: a window is for grey values, and this scan is in colour")
+        if self.limits is not None:
+            raise PreprocessError(
+                f"{self.name}: it is behind a window already; {window} would be of its values from 0 to 1"
+            )
+        values = window(self.values).astype(np.float32, copy=False)
+        return replace(self, values=values, unit="", limits=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
+
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.shape))
+        words = [self.name, size, *([self.modality] if self.modality else []), self._range()]
+        if self.spacing:
+            words.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
+        return f"<Scan {', '.join(words)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
+
+    def _range(self) -> str:
+        if self.colour:
+            return "RGB"
+        with np.errstate(all="ignore"):
+            finite = self.values[np.isfinite(self.values)]
+        return f"{finite.min():g}..{finite.max():g} {self.unit}".strip() if finite.size else "no finite value"
+
+
+def check_size(shape: tuple[int, ...], name: str, limit: int = MAX_VOXELS) -> None:
+    """Refused before anything is made of it: what a header says may be a lie."""
+    size = " x ".join(map(str, shape))
+    if any(side < 1 for side in shape):
+        raise ImageError(f"{name}: an image of {size} voxels")
+    count = 1
+    for side in shape:  # Python's numbers: numpy's would overflow
+        count *= int(side)
+    if count > limit:
+        raise ImageError(f"{name}: {size} values are more than the limit of {limit} for such a file")
+
+
+def not_finite(values: Array) -> tuple[str, ...]:
+    """A flag where there are NaN or infinite values."""
+    count = values.size - int(np.count_nonzero(np.isfinite(values)))
+    return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()
+
+
+Values = NDArray[np.floating[Any]]
+KINDS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+EXPECTED = 'a Window, a pair (centre, width), (centre, width, kind) or "40,400"'
+
+
+@dataclass(frozen=True)
+class Window:
+    """`centre` and `width` in the unit of the values; `kind`: LINEAR as DICOM's default has it, LINEAR_EXACT or SIGMOID.
+
+    >>> Window(40, 400)(np.array([-160.0, 39.5, 240.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+
+    centre: float
+    width: float
+    kind: str = "LINEAR"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise PreprocessError(f"a window of kind {self.kind!r:.40}; expected one of {', '.join(KINDS)}")
+        least = 1 if self.kind == "LINEAR" else 0
+        # a LINEAR width of 1 is a step, and allowed; a width of 0 is nothing
+        if not np.isfinite([self.centre, self.width]).all() or self.width < least or self.width == 0:
+            at_least = "of at least 1" if least else "above 0"
+            raise PreprocessError(
+                f"a window of centre {self.centre} and width {self.width}; the width has to be {at_least}"
+            )
+
+    @classmethod
+    def of(cls, given: Any) -> Self:
+        """What was given as a window: one, (centre, width), (centre, width, kind), or the same in words with commas."""
+        if isinstance(given, cls):
+            return given
+        parts = given.split(",") if isinstance(given, str) else given
+        try:
+            centre, width, *kind = parts
+            centre, width = float(centre), float(width)
+        except (TypeError, ValueError):
+            raise PreprocessError(f"the window is {given!r:.80}; expected {EXPECTED}") from None
+        if len(kind) > 1:
+            raise PreprocessError(f"the window is {given!r:.80}; expected {EXPECTED}")
+        return cls(centre, width, *(str(word).strip().upper() for word in kind))
+
+    def __call__(self, values: Values, low: float = 0.0, high: float = 1.0) -> Values:
+        """Values of any shape -> from `low` to `high`, in their own precision, at least float32."""
+        return FORMULAS[self.kind](values, self.centre, self.width, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.kind}, centre {self.centre:g}, width {self.width:g}"
+
+
+def linear(values: Values, centre: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
+    """((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, cut off at both; w = 1 is a step just above c - 1/2."""
+    if width == 1:
+        return np.where(values > centre - 0.5, high, low).astype(_precision(values))
+    return linear_exact(values, centre - 0.5, width - 1, low, high)
+
+
+def linear_exact(values: Values, centre: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
+    """((v - c) / w + 1/2) (high - low) + low, cut off at both."""
+    share = (values.astype(_precision(values)) - centre) / width + 0.5
+    return np.asarray(np.clip(share, 0, 1) * (high - low) + low)
+
+
+def sigmoid(values: Values, centre: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
+    """(high - low) / (1 + exp(-4 (v - c) / w)) + low."""
+    steep = 2 * (values.astype(_precision(values)) - centre) / width
+    return np.asarray((np.tanh(steep) + 1) / 2 * (high - low) + low)  # the same, and it cannot overflow
+
+
+FORMULAS = {"LINEAR": linear, "LINEAR_EXACT": linear_exact, "SIGMOID": sigmoid}
+
+
+def _precision(values: Values) -> Any:
+    return np.promote_types(values.dtype, np.float32)
+
+
+Pixels = NDArray[np.uint8]
+
+
+def pixels_of(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
+    """A scan of two axes as pixels (H,W,3) uint8 for a model of pictures, and the scan with that step told.
+
+    Grey values go through the window, or without one from the least to the largest value that is there.
+    """
+    if len(scan.shape) != 2:
+        raise ImageError(
+            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is one of pictures: use "
+            f"explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a model of volumes"
+        )
+    if scan.colour:
+        return np.ascontiguousarray(scan.values), scan
+    shown = scan.windowed(window) if window is not None else ranged(scan)
+    grey = np.rint(shown.values * 255).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=2), shown
+
+
+def grey(scan: Scan, window: Any = None) -> Pixels:
+    """(H,W,3) or (D,H,W) uint8: a scan as it is looked at, through a window or from its least to its largest value.
+
+    A volume in colour is (D,H,W,3).
+    """
+    if len(scan.shape) == 2:
+        return pixels_of(scan, window)[0]
+    if scan.colour:
+        return np.asarray(scan.values, np.uint8)
+    shown = scan.windowed(window) if window is not None else ranged(scan)
+    return np.asarray(np.rint(np.nan_to_num(shown.values, nan=0.0) * 255), np.uint8)
+
+
+def ranged(scan: Scan) -> Scan:
+    """From 0 to 1 between black and white, or where they are unknown the least and the largest value; NaN is black."""
+    if scan.limits is not None:
+        low, high, steps = *scan.limits, scan.steps
+    else:
+        known = scan.values[np.isfinite(scan.values)]
+        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+        unit = f" {scan.unit}" if scan.unit else ""
+        steps = (*scan.steps, f"no window was given: the whole range, {low:g} to {high:g}{unit}")
+    values = (np.nan_to_num(scan.values, nan=low, posinf=high, neginf=low) - low) / ((high - low) or 1.0)
+    return replace(scan, values=values.astype(np.float32), unit="", limits=(0.0, 1.0), steps=steps)

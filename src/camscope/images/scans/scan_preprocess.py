@@ -1,0 +1,230 @@
+"""The way from a scan into a model, which knows where each voxel of the input lies in the scan.
+
+Orientation: to which side of the body each axis of a volume leads, and the way to another order of sides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import ImageError, PreprocessError
+from camscope.geometry import Placement
+from camscope.images.scans.scan import Scan, Window, World
+from camscope.plurals import plural
+
+Normalise = Literal["range", "zscore"] | tuple[Any, Any] | None
+LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
+MODES = ("linear", "nearest", "area")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanPreprocess:
+    """Scan -> (tensor (C,*S) float32, Placement on the scan's own voxels), in this order:
+
+    `orientation`: three letters, such as "RAS": the axes of a volume are reordered and flipped so that they lead there.
+    `spacing`: millimetres of a voxel along each axis, or one number for all; values are linear between voxels.
+    `window`: `Window`, (centre, width) or "40,400": what lies outside is cut off, what lies inside becomes 0..1.
+    `resize`: the size of each axis, or one number for all. `crop`: the size that is cut out of the middle, along axes that
+        are longer, or put into the middle of `fill` (of the values as they are then), along those that are shorter.
+    `normalise`: "range" to 0..1, "zscore" to mean 0 and deviation 1, both of this scan; or (mean, std), a number or one
+        for each channel.
+    `channels`: 1, or as many copies as the model takes; of a colour scan, whose values are divided by 255, 3, or 1 for grey.
+    `finite`: what takes the place of NaN and infinity; None: they are refused.
+    `interpolation`: "linear", "nearest", or "area", which is the mean of what a larger voxel covers.
+
+    The tensor's axes are the scan's, (H,W) or (D,H,W), unless `orientation` says otherwise.
+    """
+
+    orientation: str | None = None
+    spacing: float | tuple[float, ...] | None = None
+    window: Window | tuple[float, float] | str | None = None
+    resize: int | tuple[int, ...] | None = None
+    crop: int | tuple[int, ...] | None = None
+    fill: float = 0.0
+    normalise: Normalise = None
+    channels: int = 1
+    finite: float | None = None
+    interpolation: Literal["linear", "nearest", "area"] = "linear"
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            object.__setattr__(self, "window", Window.of(self.window))
+        if self.interpolation not in MODES:
+            raise PreprocessError(f"interpolation={self.interpolation!r}; expected one of {', '.join(MODES)}")
+        if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
+            raise PreprocessError(f"channels={self.channels!r}; expected a positive whole number")
+        if isinstance(self.normalise, str) and self.normalise not in ("range", "zscore"):
+            raise PreprocessError(f'normalise={self.normalise!r}; expected "range", "zscore", (mean, std) or None')
+        for name in ("resize", "crop"):
+            _positive(name, getattr(self, name), int)
+        _positive("spacing", self.spacing, float)
+
+    def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
+        """The model's input and where it lies on the scan."""
+        if self.window is not None and scan.limits is not None:
+            raise PreprocessError(
+                f"{scan.name}: it is behind a window already, and the preprocessing has one of its own; leave out one of them"
+            )
+        place = Placement.identity(scan.shape)
+        if self.orientation is not None:
+            scan, place = oriented(scan, self.orientation)
+        x = torch.from_numpy(np.ascontiguousarray(self._values(scan), np.float32))  # (C,*S)
+        steps = scan.spacing
+        if self.spacing is not None:
+            if steps is None:
+                raise ImageError(f"{scan.name}: spacing= is set, and the scan does not say how large its voxels are")
+            wanted = _each(self.spacing, x.ndim - 1, "spacing")
+            size = [max(1, round(n * have / want)) for n, have, want in zip(x.shape[1:], steps, wanted, strict=True)]
+            x, place = self._resized(x, size), place.resized(size)
+        if self.window is not None:
+            window = Window.of(self.window)
+            x = torch.from_numpy(window(x.numpy()).astype(np.float32))
+        if self.resize is not None:
+            size = [int(n) for n in _each(self.resize, x.ndim - 1, "resize")]
+            x, place = self._resized(x, size), place.resized(size)
+        if self.crop is not None:
+            x, place = self._cropped(x, place)
+        x = self._normalised(x)
+        return (x.expand(self.channels, *x.shape[1:]).contiguous() if len(x) == 1 else x), place
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What is done, in order, in words."""
+        size = "" if self.interpolation == "linear" else f" ({self.interpolation})"
+        said = {
+            "orientation": f"turned to {self.orientation}",
+            "spacing": f"resampled to {_words(self.spacing)} mm{size}",
+            "window": f"window: {self.window}",
+            "resize": f"resized to {_words(self.resize)}{size}",
+            "crop": f"the middle {_words(self.crop)}, filled with {self.fill:g}",
+            "normalise": f"normalised: {self.normalise}",
+            "finite": f"NaN and infinity replaced by {self.finite}",
+        }
+        return tuple(words for name, words in said.items() if getattr(self, name) is not None)
+
+    def _values(self, scan: Scan) -> Any:
+        """(C,*S)"""
+        if scan.colour:
+            if self.window is not None:
+                raise ImageError(f"{scan.name}: a window is for grey values, and this scan is in colour")
+            if self.channels not in (1, 3):
+                raise ImageError(f"{scan.name} is in colour: channels={self.channels}; expected 3, or 1 for grey")
+            values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
+            grey = np.tensordot(LUMINANCE, values, 1)[None]
+            return grey if self.channels == 1 else values
+        values = scan.values[None]
+        if np.isfinite(values).all():
+            return values
+        if self.finite is None:
+            raise ImageError(
+                f"{scan.name} holds NaN or infinity: say with finite= what takes their place, such as finite=0"
+            )
+        return np.where(np.isfinite(values), values, np.float32(self.finite))
+
+    def _resized(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        if list(x.shape[1:]) == list(size):
+            return x
+        linear = {2: "bilinear", 3: "trilinear"}[x.ndim - 1]
+        mode = linear if self.interpolation == "linear" else self.interpolation
+        mode = "nearest-exact" if mode == "nearest" else mode
+        corners = {"align_corners": False} if mode == linear else {}
+        return F.interpolate(x[None], size=list(size), mode=mode, **corners)[0]
+
+    def _cropped(self, x: Tensor, place: Placement) -> tuple[Tensor, Placement]:
+        size = [int(n) for n in _each(self.crop, x.ndim - 1, "crop")]
+        start = [(have - want) // 2 for have, want in zip(x.shape[1:], size, strict=True)]
+        made = x.new_full((len(x), *size), self.fill)
+        inside = [slice(max(0, -s), max(0, -s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
+        taken = [slice(max(0, s), max(0, s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
+        made[(slice(None), *inside)] = x[(slice(None), *taken)]
+        return made, place.cropped(start, size)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if self.normalise is None:
+            return x
+        if self.normalise == "range":
+            low, high = x.amin(), x.amax()
+            return (x - low) / torch.where(high > low, high - low, 1)
+        if self.normalise == "zscore":
+            deviation = x.double().std(correction=0)
+            return ((x.double() - x.double().mean()) / torch.where(deviation > 0, deviation, 1)).float()
+        mean, std = (
+            torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1, *[1] * (x.ndim - 1))
+            for value in self.normalise
+        )
+        if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
+            came = f"normalise={self.normalise}"
+            raise PreprocessError(
+                f"{came}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
+            )
+        wide = x.expand(self.channels, *x.shape[1:]) if max(len(mean), len(std)) > 1 else x
+        return (wide - mean) / std
+
+
+def _positive(name: str, value: Any, kind: type) -> None:
+    numbers = value if isinstance(value, tuple | list) else (value,)
+    good = (isinstance(one, int | (float if kind is float else int)) and not isinstance(one, bool) for one in numbers)
+    if value is not None and not all(ok and one > 0 for ok, one in zip(good, numbers, strict=True)):
+        raise PreprocessError(f"{name}={value!r}; expected a positive number, one for each axis, or None")
+
+
+def _words(value: Any) -> str:
+    """`64`, `64 x 64 x 32`"""
+    return " x ".join(f"{one:g}" for one in (value if isinstance(value, tuple | list) else (value or 0,)))
+
+
+def _each(value: Any, axes: int, name: str) -> Sequence[float]:
+    """One for each axis."""
+    numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * axes
+    if len(numbers) != axes:
+        raise ImageError(
+            f"{name}={value!r}: the scan has {plural(axes, 'axis')}; expected one number for each, or one for all"
+        )
+    return numbers
+
+
+SIDES = ("LR", "PA", "IS")  # of millimetres that grow to the right, to the front and up: less, more
+
+
+def letters(world: World) -> str:
+    """(4,4) -> such as "LPS": the side that each array axis leads to, of an oblique volume the nearest.
+
+    Each side is taken once: the axis that follows one most closely has it.
+    """
+    steps = np.asarray(world[:3, :3], np.float64)
+    share = steps / np.linalg.norm(steps, axis=0)
+    found, rest = [""] * 3, np.abs(share)
+    for _ in range(3):
+        side, axis = np.unravel_index(int(rest.argmax()), rest.shape)
+        found[axis] = SIDES[side][int(share[side, axis] > 0)]
+        rest[side, :] = rest[:, axis] = -1
+    return "".join(found)
+
+
+def oriented(scan: Scan, wanted: str) -> tuple[Scan, Placement]:
+    """A volume with its axes reordered and flipped so that they lead to the `wanted` sides, and where it lies on the scan."""
+    if len(scan.shape) != 3 or scan.world is None:
+        raise ImageError(
+            f"{scan.name}: orientation={wanted!r} is for volumes that say where they lie; this is "
+            f"{' x '.join(map(str, scan.shape))}{'' if scan.world is not None else ' without a place in the world'}"
+        )
+    have, sides = letters(scan.world), {letter: pair for pair in SIDES for letter in pair}
+    if len(wanted) != 3 or {sides.get(letter) for letter in wanted.upper()} != set(SIDES):
+        raise PreprocessError(
+            f"orientation={wanted!r}; expected one letter each of L or R, P or A, I or S, such as RAS"
+        )
+    axes = [next(i for i, own in enumerate(have) if own in sides[letter]) for letter in wanted.upper()]
+    values = scan.values.transpose(*axes, *range(3, scan.values.ndim))
+    place = Placement.identity(scan.shape).transposed(axes)
+    for new, letter in enumerate(wanted.upper()):
+        if have[axes[new]] != letter:
+            values, place = np.flip(values, new), place.flipped(new)
+    there = np.eye(4)
+    there[:3, :3], there[:3, 3] = place.matrix[:, :3], place.to_image(np.full((1, 3), 0.5))[0] - 0.5
+    turned = replace(scan, values=np.ascontiguousarray(values), world=scan.world @ there)
+    return (turned if turned.pixel is None else replace(turned, pixel=None)), place

@@ -1,0 +1,359 @@
+"""Layouts: where the output of a layer holds its channels and its grid.
+
+- Layouts: where a layer's output holds its channels and its grid, read off its shape.
+- Joins: of which pieces a model puts its sequences of tokens together.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import LayerError
+from camscope.hooks.function_mode import Calls
+from camscope.plurals import plural
+
+CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "tokens"
+Grid = tuple[int, ...]
+MOST_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
+MOST_HALVINGS = 5  # of a grid, by merged tokens
+CONVOLUTIONAL = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.GroupNorm,
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer's output holds K channels on a grid: (N,K,*grid), (N,*grid,K), or (N, prefix + cells, K) tokens."""
+
+    kind: str
+    grid: tuple[int, ...]
+    prefix: int = 0
+
+    def to_maps(self, output: Tensor) -> Tensor:
+        """(N,K,*grid): the output with its channels first and the tokens before and behind the grid left out."""
+        if self.kind == CHANNELS_FIRST:
+            return output
+        if self.kind == TOKENS:
+            output = output[:, self.prefix : self.prefix + math.prod(self.grid)].unflatten(1, self.grid)
+        return output.movedim(-1, 1)
+
+    def __str__(self) -> str:
+        grid = "x".join(map(str, self.grid))
+        return f"{self.kind} {self.prefix}+{grid}" if self.kind == TOKENS else f"{self.kind} {grid}"
+
+
+@dataclass
+class Seen:
+    """What a forward pass shows: the grids of the model's maps, and of which pieces so many tokens were joined.
+
+    `image_tokens`: where a sequence of so many tokens holds the patches, as the input ids of a vision-language model say.
+    """
+
+    grids: set[Grid] = field(default_factory=set)
+    joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    works_on_last_axis: bool = False  # whether a LayerNorm or a Linear took more than (N,K)
+    image_tokens: dict[int, tuple[int, ...] | None] = field(default_factory=dict)  # positions, by sequence length
+    lengths: set[int] = field(default_factory=set)  # of the sequences that LayerNorms and Linears took
+    words: set[int] = field(default_factory=set)  # how many words a language model was given
+
+    def before(self, tokens: int, cells: int) -> int | None:
+        """Tokens in front of the piece of so many cells; None where no such piece was seen, LayerError where two were."""
+        starts = list(self._starts(tokens, cells))
+        if len(starts) > 1:
+            raise LayerError(
+                f"{plural(tokens, 'token was', 'tokens were')} joined of several pieces of {cells}, which start at "
+                f"{' and '.join(map(str, starts))}: either may be the image; "
+                f"pass layout=Layout('tokens', grid, prefix), or reshape="
+            )
+        return starts[0] if starts else None
+
+    def _starts(self, tokens: int, cells: int) -> Iterator[int]:
+        start = 0
+        for piece in self.joined.get(tokens, ()):
+            if piece == cells:
+                yield start
+            elif piece < tokens:
+                yield from (start + inside for inside in self._starts(piece, cells))
+            start += piece
+
+
+NOTHING = Seen()
+
+
+def read_layout(
+    shape: Sequence[int],
+    input_shape: Sequence[int],
+    module: nn.Module | None = None,
+    layout: str | Layout | None = None,
+    seen: Seen = NOTHING,
+) -> Layout:
+    """Layout of an output of this shape for an input (N,C,*S): inferred from the shape, checked against S's aspect.
+
+    `layout`: "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `seen`: what the pass
+    showed, see `noting`: where there are grids of convolutions, tokens lie on one of them, or on one halved. Raises
+    LayerError.
+
+    >>> print(read_layout((2, 197, 768), (2, 3, 224, 224)))
+    tokens 1+14x14
+    >>> print(read_layout((2, 7, 10, 768), (2, 3, 224, 320)))
+    channels_last 7x10
+    """
+    size, shape = tuple(input_shape[2:]), tuple(shape)
+    if isinstance(layout, Layout):
+        return _agreeing(layout, shape)
+    if shape[0] != input_shape[0]:
+        raise LayerError(
+            per_frame_remedy(shape, input_shape)
+            or f"output {shape} is not one item a sample of the batch of {input_shape[0]}; pass reshape="
+        )
+    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, seen.grids)))
+    if len(shape) == 3 and tokens:
+        return _token_layout(shape, size, module, seen)
+    if len(shape) != len(size) + 2:
+        raise LayerError(
+            per_frame_remedy(shape, input_shape)
+            or f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
+        )
+    kind = layout or _kind(shape, size, module, seen)
+    if kind not in (CHANNELS_FIRST, CHANNELS_LAST):
+        raise LayerError(f"layout={layout!r}: expected {CHANNELS_FIRST!r}, {CHANNELS_LAST!r} or a Layout")
+    return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
+
+
+def per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
+    """What to do about an output (N*T,K,h,w) of a layer that runs on each frame, or instance, of (N,C,T,H,W); else ""."""
+    if len(input_shape) != 5 or len(shape) != 4 or shape[0] != input_shape[0] * input_shape[2]:
+        return ""
+    if math.prod(shape[2:]) == 1:
+        return ""
+    return (
+        f"output {tuple(shape)} is not one item a sample of the batch of {input_shape[0]}, but one of each of the "
+        f"{plural(input_shape[2], 'frame')} of a video, or instances of a bag: name the layer, and pass reshape=lambda maps: "
+        f"maps.unflatten(0, (-1, {input_shape[2]})).transpose(1, 2) for maps (N,T,h,w)"
+    )
+
+
+def _kind(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen = NOTHING) -> str:
+    if isinstance(module, CONVOLUTIONAL):
+        return CHANNELS_FIRST
+    grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
+    if _has_channels(module, shape[-1]) and not _has_channels(module, shape[1]):
+        if _fits(grids[CHANNELS_LAST], size, 2.0) or _fits(grids[CHANNELS_LAST], size, 2.0, -2):
+            return CHANNELS_LAST
+        raise LayerError(
+            f"output {shape} for an input of {size} has its channels last, and the axes before them are no grid of the input's "
+            f"proportions (windows, or patches in another order?); choose another layer, or pass reshape="
+        )
+    if _is_channels_last(module) and _fits(grids[CHANNELS_LAST], size, 2.0, -2):
+        return CHANNELS_LAST
+    for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
+        fitting = [kind for kind, grid in grids.items() if _fits(grid, size, cells_off, axes)]
+        if fitting == [CHANNELS_LAST] and module is not None and _is_convolutional(module):
+            break  # its shape speaks against its kind: strides that differ, or more channels than a grid has cells
+        if len(fitting) == 1:
+            return fitting[0]
+        if len(fitting) == 2 and module is not None and _is_convolutional(module):
+            return CHANNELS_FIRST
+        if len(fitting) == 2:
+            break
+    known = [kind for kind, grid in grids.items() if any(grid in level for level in _halved(seen.grids))]
+    if len(known) == 1:
+        return known[0]
+    if (
+        CHANNELS_FIRST in known and not seen.works_on_last_axis
+    ):  # convolutions made the grid, and nothing moved their channels
+        return CHANNELS_FIRST
+    raise LayerError(
+        f"output {shape} for an input of {size} may be channels first or channels last; pass layout={CHANNELS_FIRST!r} "
+        f"or layout={CHANNELS_LAST!r}"
+    )
+
+
+def _fits(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
+    """Whether a grid has the input's aspect, to within so many cells of rounding, and is no finer than 4 x the input.
+
+    `axes`: the first one whose stride is held against the others'.
+    """
+    if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
+        return False
+    strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][axes:]
+    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[axes:])
+
+
+def is_askew(grid: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether rows and columns differ more than twofold in how many pixels a cell has, beyond the rounding of cells."""
+    plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
+    return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
+
+
+def _is_convolutional(module: nn.Module) -> bool:
+    kinds = [type(part) for part in module.modules()]
+    return (
+        any(issubclass(kind, CONVOLUTIONAL) for kind in kinds) and nn.LayerNorm not in kinds and nn.Linear not in kinds
+    )
+
+
+def _is_channels_last(module: nn.Module | None) -> bool:
+    """Whether the layer works on the last axis alone, as on channels; a LayerNorm may span the whole map instead."""
+    if type(module) is nn.LayerNorm:
+        return len(module.normalized_shape) == 1
+    return type(module) is nn.Linear
+
+
+def _agreeing(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout that was asked for, if an output of this shape can have it."""
+    grid = tuple(layout.grid)
+    held = {
+        CHANNELS_FIRST: shape[2:] == grid,
+        CHANNELS_LAST: shape[1:-1] == grid,
+        TOKENS: len(shape) == 3 and layout.prefix >= 0 and shape[1] >= layout.prefix + math.prod(grid),
+    }
+    if not grid or not held.get(layout.kind, False):
+        raise LayerError(f"output {shape} is not {layout}: expected one of {', '.join(held)}, its grid, and the prefix")
+    return layout
+
+
+def _token_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, seen: Seen) -> Layout:
+    grids = [grid for grid in seen.grids if len(grid) == len(size)]
+    framed = [(size[0], *grid) for grid in seen.grids if len(grid) == 2] if len(size) == 3 and not grids else []
+    if not _has_channels(module, shape[2]) and any(math.prod(grid) == shape[2] for grid in (*_grids(size), *grids)):
+        raise LayerError(
+            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells); "
+            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+        )
+    if grids or framed:
+        own, *merged = _halved(grids) if grids else [set(framed)]  # of each frame: no tokens of several are merged
+        joined = [grid for grid in own if seen.before(shape[1], math.prod(grid)) is not None]
+        found = (
+            _under(shape[1], own)
+            or joined
+            or next(filter(None, (_under(shape[1], level, (1,)) for level in merged)), [])
+        )
+        choice = [grid for grid in found if math.prod(grid) == math.prod(found[0])]
+    else:
+        patches = _grids(size)
+        found = _under(shape[1], patches)
+        choice = found if len(found) == 1 else [grid for grid in found if patches[grid] and math.prod(grid) >= 16]
+    if len(choice) != 1:
+        known = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in found) or "none"
+        raise LayerError(
+            f"output {shape} as tokens of an input of {size}: grids that fit: {known}; "
+            f"pass layout=Layout('tokens', grid, prefix), or reshape="
+        )
+    cells = math.prod(choice[0])
+    before = seen.before(shape[1], cells)
+    return Layout(TOKENS, choice[0], shape[1] - cells if before is None else before)
+
+
+def image_token_layout(shape: Sequence[int], input_shape: Sequence[int], seen: Seen) -> Layout:
+    """Layout of tokens (N,T,K) among which the input ids of a vision-language model say where the image is.
+
+    Raises LayerError where they do not say it, or where the image's tokens are not one run, row by row, on one grid.
+    """
+    tokens, size = shape[1], tuple(input_shape[2:])
+    remedy = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
+    if tokens not in seen.image_tokens:
+        raise LayerError(
+            f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
+            f"{plural(tokens, 'token')} "
+            f"were seen that say where the image is; pass input_ids to the model, or {remedy}"
+        )
+    positions = seen.image_tokens[tokens]
+    if positions is None:
+        raise LayerError(
+            f"the samples of the batch hold their image tokens at different places; explain one at a time, or {remedy}"
+        )
+    count = len(positions)
+    if not count or positions[-1] - positions[0] + 1 != count:
+        raise LayerError(
+            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them; {remedy}"
+        )
+    levels = [set(_grids(size))] if not seen.grids else _halved([g for g in seen.grids if len(g) == len(size)])
+    found = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
+    if len(found) != 1:
+        known = " or ".join("x".join(map(str, grid)) for grid in sorted(found)) or "none"
+        raise LayerError(
+            f"the input ids hold {plural(count, 'image token')}; grids of so many cells: {known}; {remedy}"
+        )
+    return Layout(TOKENS, found[0], positions[0])
+
+
+def _under(tokens: int, grids: Collection[Grid], most: Sequence[int] = MOST_PREFIX_TOKENS) -> list[Grid]:
+    """Grids with as many cells as there are tokens, or a few less, which are the prefix: the largest first."""
+    for prefix in most:
+        found = [grid for grid in grids if 0 <= tokens - math.prod(grid) <= prefix]
+        if found:
+            return sorted(found, key=math.prod, reverse=True)
+    return []
+
+
+def _halved(grids: Collection[Grid]) -> Iterator[set[Grid]]:
+    """The grids themselves, and again and again what merging two by two cells leaves, or, of a volume, also two of each axis."""
+    level = set(grids)
+    for _ in range(MOST_HALVINGS):
+        yield level
+        level = {
+            (*grid[:kept], *(-(-cells // 2) if up else cells // 2 for cells in grid[kept:]))
+            for grid in level
+            for kept in {0, max(0, len(grid) - 2)}
+            for up in (False, True)
+        }
+
+
+def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, seen: Collection[Grid]) -> bool:
+    """Whether (N,T,K) of a signal has a few more rows than one of the model's maps has cells: tokens with a prefix."""
+    cells = {grid[0] for grid in seen if len(grid) == 1}
+    return (
+        not isinstance(module, CONVOLUTIONAL)
+        and not cells & set(shape[1:])
+        and any(0 < shape[1] - count <= max(MOST_PREFIX_TOKENS) for count in cells)
+    )
+
+
+def _has_channels(module: nn.Module | None, count: int) -> bool:
+    """Whether a part of the layer shows that its last axis is so many channels."""
+    return module is not None and any(
+        (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (count,))
+        or (isinstance(part, nn.Linear) and part.out_features == count)
+        for part in module.modules()
+    )
+
+
+def _grids(size: tuple[int, ...]) -> dict[Grid, bool]:
+    """Grids of square patches over the input, and whether the patches tile it exactly."""
+    found: dict[Grid, bool] = {}
+    for patch in range(max(size), 0, -1):
+        exact = all(pixels % patch == 0 for pixels in size)
+        for grid in {tuple(pixels // patch for pixels in size), tuple(-(-pixels // patch) for pixels in size)}:
+            if math.prod(grid) > 1:
+                found[grid] = found.get(grid, False) or exact
+    return found
+
+
+JOINING = (torch.cat, torch.concat, torch.concatenate)
+
+
+class Joins(Calls):
+    """Inside the `with`, in this thread: `pieces` learns the lengths of what was joined to so many tokens (N,T,K)."""
+
+    def __init__(self, pieces: dict[int, tuple[int, ...]]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def called(self, func: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """What the function returns."""
+        result = func(*args, **named)
+        if func in JOINING and isinstance(result, Tensor) and result.ndim == 3:
+            axis = args[1] if len(args) > 1 else named.get("dim", named.get("axis", 0))
+            if axis in (1, -2):
+                parts = args[0] if args else named["tensors"]
+                self._pieces[result.shape[1]] = tuple(part.shape[1] for part in parts)
+        return result

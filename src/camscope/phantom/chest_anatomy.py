@@ -1,0 +1,230 @@
+"""A chest as X-rays see it: how much body, lungs, heart, bones and vessels weaken the ray behind every pixel.
+
+The drawing plane: coordinates that turn and move with the body, soft edges, smooth clouds, traced curves.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import cos, pi, sin
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+Field = NDArray[np.floating[Any]]  # float32 throughout
+
+TRACE = 128  # curves are traced on at most this many pixels a side, then brought to the size of the image
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The body's own coordinates on size x size pixels: `x` to the right and `y` down (H,W), about -1 to 1."""
+
+    size: int
+    x: Field
+    y: Field
+    turn: tuple[float, float]
+    shift: tuple[float, float]
+
+    @classmethod
+    def random(cls, random: Generator, size: int) -> "Plane":
+        """A plane that is turned, scaled and moved a little."""
+        angle, scale = random.normal(0, 0.035), random.uniform(0.93, 1.10)
+        right, down = random.uniform(-0.06, 0.06), random.uniform(-0.06, 0.06)
+        c, s = cos(angle) / scale, sin(angle) / scale
+        axis = ((np.arange(size, dtype=np.float32) + 0.5) * (2 / size) - 1).astype(np.float32)
+        column, row = axis[None, :] - right, axis[:, None] - down
+        return cls(size, column * c + row * s, row * c - column * s, (c, s), (right, down))
+
+    def trace(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> Field:
+        """Points at body coordinates, each laid down as a soft dot of that weight: (H,W)."""
+        (c, s), (right, down) = self.turn, self.shift
+        square, side = c * c + s * s, min(self.size, TRACE)
+        column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
+        row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
+        seen = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
+        return resized(_dots(column[seen], row[seen], weight[seen] * (side / TRACE), side), self.size)
+
+
+def ramp(depth: Field, width: float) -> Field:
+    """0 to 1 over `width`, 0.5 where the depth is 0: a soft edge."""
+    step: Field = np.clip(depth * (1 / width) + 0.5, 0, 1)
+    return step * step * (3 - 2 * step)
+
+
+def band(distance: Field, width: float, soft: float) -> Field:
+    """1 within half a width of distance 0, and 0 outside, with edges `soft` wide."""
+    return ramp(width / 2 - np.abs(distance), soft)
+
+
+def clouds(random: Generator, cells: int, size: int, strength: float) -> Field:
+    """A smooth random field (H,W) with cells x cells independent values of standard deviation `strength`."""
+    return resized(random.standard_normal((cells, cells), dtype=np.float32) * strength, size)
+
+
+def resized(field: Field, size: int) -> Field:
+    """A square field brought to (size,size), linear between the centres of its cells."""
+    if len(field) == size:
+        return field
+    matrix = _interpolation(len(field), size)
+    result: Field = matrix @ field @ matrix.T
+    return result
+
+
+@lru_cache(maxsize=16)
+def _interpolation(cells: int, size: int) -> Field:
+    at = np.clip((np.arange(size) + 0.5) * cells / size - 0.5, 0, cells - 1)
+    weights: Field = np.maximum(1 - np.abs(at[:, None] - np.arange(cells)), 0).astype(np.float32)
+    return weights
+
+
+def _dots(column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int) -> Field:
+    """Each point shared among the four pixels around it, then spread by a 3 x 3 binomial kernel."""
+    left, top = column.astype(np.int64), row.astype(np.int64)
+    right, down = column - left, row - top
+    corner = top * side + left
+    index = np.concatenate([corner, corner + 1, corner + side, corner + side + 1])
+    shares = [(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right]
+    dots = np.bincount(index, np.concatenate([share * weight for share in shares]), side * side)
+    field = dots.reshape(side, side).astype(np.float32)
+    field[:, 1:-1] = 0.5 * field[:, 1:-1] + 0.25 * (field[:, 2:] + field[:, :-2])
+    field[1:-1] = 0.5 * field[1:-1] + 0.25 * (field[2:] + field[:-2])
+    return field
+
+
+@dataclass(frozen=True)
+class Lung:
+    """One lung: fields (H,W) on the image's pixels; lengths are in half image widths.
+
+    `side` is -1 on the image's left and 1 on its right; `wall` is the depth below the chest wall and `dome` the
+    height above the diaphragm; `out` and `up` run from the lung's centre (0) to its outer wall and its apex (1).
+    """
+
+    side: int
+    wall: Field
+    dome: Field
+    out: Field
+    up: Field
+
+    @cached_property
+    def depth(self) -> Field:
+        """How deep inside the lung a pixel lies; negative outside."""
+        return np.minimum(self.wall, self.dome)
+
+    @cached_property
+    def air(self) -> Field:
+        """Share of air, 0 to 1."""
+        return ramp(self.depth, 0.05)
+
+
+@dataclass(frozen=True)
+class Chest:
+    """A chest without findings: its attenuation (H,W), the part of it that is vessels, and its lungs."""
+
+    plane: Plane
+    attenuation: Field
+    vessels: Field
+    heart: Field
+    lungs: tuple[Lung, Lung]
+
+
+def chest(random: Generator, size: int) -> Chest:
+    """A chest of random build, turned, moved and scaled a little, on size x size pixels."""
+    plane = Plane.random(random, size)
+    x, y = plane.x, plane.y
+    lungs = _lung(random, -1, x, y), _lung(random, 1, x, y)
+    heart, air = _heart(random, x, y), lungs[0].air + lungs[1].air
+    vessels = _vessels(random, plane) * (0.2 + 0.8 * air)
+    body, bones = _body(random, x, y), _midline(random, x, y) + _bones(random, lungs, x, y)
+    attenuation = body * (random.uniform(0.74, 0.86) - 0.16 * x * x + 0.10 * np.maximum(y, 0) + bones)
+    attenuation += 0.14 * heart + vessels - air * random.uniform(0.50, 0.60) * (1 - 0.8 * heart)
+    attenuation += _cables(random, plane) + clouds(random, 5, size, 0.04) + clouds(random, 24, size, 0.015)
+    return Chest(plane, attenuation, vessels, heart, lungs)
+
+
+def _lung(random: Generator, side: int, x: Field, y: Field) -> Lung:
+    """A superellipse cut off by the dome of the diaphragm."""
+    width, height = random.uniform(0.29, 0.34), random.uniform(0.80, 0.92)
+    centre, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
+    base = random.uniform(0.42, 0.62) - 0.06 * (side < 0)  # the liver lifts the diaphragm on the image's left
+    up = (middle - y) / height
+    out = (x * side - centre) / (width * (1 - 0.16 * up))  # narrower towards the apex
+    power = np.abs(out) ** 2.5 + np.abs(up) ** 2.5
+    dome = base + random.uniform(0.8, 1.8) * (out * width + 0.06) ** 2 - y
+    return Lung(side, (1 - power**0.4) * width, dome, out, up)
+
+
+def _body(random: Generator, x: Field, y: Field) -> Field:
+    """Trunk, shoulders and neck, 0 to 1."""
+    wide, slope, top = random.uniform(0.92, 1.06), random.uniform(0.20, 0.45), random.uniform(-0.98, -0.88)
+    neck = random.uniform(0.22, 0.30)
+    across = np.abs(x)
+    shoulders = y - top - slope * np.maximum(across - neck, 0) + 0.02 / (0.06 + np.maximum(across - neck, 0))
+    return ramp(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
+
+
+def _heart(random: Generator, x: Field, y: Field) -> Field:
+    """0 to 1: an ellipse that leans to the image's right, and the knob of the aorta above it."""
+    wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
+    right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
+    heart = ramp(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
+    knob = ramp(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
+    result: Field = np.maximum(heart, 0.8 * knob)
+    return result
+
+
+def _midline(random: Generator, x: Field, y: Field) -> Field:
+    """Mediastinum and spine with its vertebrae, bright; the windpipe in front of them, dark."""
+    spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
+    vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
+    spine: Field = band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
+    windpipe = band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * ramp(-0.30 - y, 0.2)
+    spine += 0.13 * band(x, random.uniform(0.26, 0.34), 0.12)
+    return spine - 0.12 * windpipe
+
+
+def _bones(random: Generator, lungs: tuple[Lung, Lung], x: Field, y: Field) -> Field:
+    """Ribs behind (nearly level) and in front (falling inwards), collar bones and shoulder blades."""
+    across, spacing = np.abs(x), random.uniform(0.155, 0.185)
+    cage = ramp(np.maximum(lungs[0].wall, lungs[1].wall) + 0.05, 0.06) * ramp(across - 0.08, 0.05)
+    behind = _ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
+    front = _ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
+    collar = band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
+    blade = ramp(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04) * ramp(-y, 0.3) * ramp(y + 0.75, 0.1)
+    ribs = cage * (0.10 * behind * ramp(0.75 - y, 0.3) + 0.05 * front * ramp(across - 0.33, 0.2))
+    bones = ribs + 0.10 * collar * ramp(across - 0.10, 0.08) * ramp(0.72 - across, 0.1) + 0.05 * blade
+    return bones * random.uniform(0.8, 1.3)
+
+
+def _ribs(height: Field, spacing: float, start: float) -> Field:
+    """Parallel bands with brighter rims, 0 to about 1."""
+    phase = height / spacing + start
+    off = np.abs(phase - np.floor(phase) - 0.5) * spacing
+    return 0.65 * ramp(0.033 - off, 0.02) + 0.35 * band(off - 0.027, 0.012, 0.02)
+
+
+def _vessels(random: Generator, plane: Plane) -> Field:
+    """Curved branches that fan out from both hila and fade."""
+    count, steps = 28, np.linspace(0, 1, 80)
+    side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
+    angle = random.uniform(-1.45, 1.35, (count, 1)) + random.normal(0, 0.8, (count, 1)) * steps
+    reach = random.uniform(0.15, 0.75, (count, 1)) / len(steps)
+    across = random.uniform(0.15, 0.24, (count, 1)) + np.cumsum(np.cos(angle), axis=1) * reach
+    down = random.normal(0, 0.08, (count, 1)) + np.cumsum(np.sin(angle), axis=1) * reach
+    weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * reach * 150
+    hila = [
+        np.maximum(1 - ((plane.x - s * random.uniform(0.17, 0.21)) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0)
+        for s in (-1, 1)
+    ]
+    return plane.trace(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
+
+
+def _cables(random: Generator, plane: Plane) -> Field:
+    """None, one or two thin lines of a monitor or a tube that cross the chest anywhere."""
+    along, count = np.linspace(-1.3, 1.3, 320)[:, None], int(random.integers(0, 3))
+    angle, offset = random.uniform(0, pi, count), random.uniform(-0.7, 0.7, count)
+    off = offset + random.normal(0, 0.25, count) * along**2
+    weight = random.uniform(0.06, 0.14, count) + 0 * off
+    x, y = along * np.cos(angle) - off * np.sin(angle), along * np.sin(angle) + off * np.cos(angle)
+    return plane.trace(x, y, weight)

@@ -1,0 +1,350 @@
+"""Files written whole or not at all, under names that are plain."""
+
+import contextlib
+import errno
+import io
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+import unicodedata
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from camscope.errors import OutputError
+from camscope.plurals import plural
+
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows
+    fcntl: Any = None
+else:
+    fcntl = _fcntl
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*NO_SPACE, errno.EROFS, errno.EIO)  # every further file would fail in the same way
+LOCK_WAIT = 10.0  # seconds
+BUSY = "another process is writing to this folder; wait until it ends, or choose another folder"
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
+    """Write a file that is there at once; see `writing`."""
+    with writing(path, overwrite=overwrite, sync=sync, size=len(data)) as file:
+        file.write(data)
+    return Path(path)
+
+
+def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
+    """Write a file that every start of a command generates again; OutputError where one with other bytes is in its place."""
+    path = Path(path)
+    if not overwrite and path.is_file() and path.read_bytes() == data:
+        return path
+    return write_bytes(path, data, overwrite=overwrite, sync=False)
+
+
+@contextlib.contextmanager
+def writing(
+    path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, size: int | None = None
+) -> Iterator[BinaryIO]:
+    """Write a temporary sibling, sync it, rename it: a reader sees the old file or the new one, never half of one.
+
+    `sync`: wait until the disk has it, so that it outlasts a loss of power. `size`: the number of bytes, where it is known
+    in advance. A failure to write is an OutputError with the path and, on a full disk, the bytes needed and free.
+    """
+    path = Path(path)
+    if not overwrite and os.path.lexists(path):
+        raise _exists(path)
+    expect_replaceable(path)
+    make_folder(path.parent)
+    sibling = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with _write_errors(path), io.BufferedWriter(_SiblingFile(sibling, path, size)) as file:
+            # an OSError of the caller, who may be reading another file, is not a failure to write this one
+            failure = None
+            try:
+                yield file
+            except OSError as error:
+                failure = error
+            if failure is None and sync:
+                file.flush()
+                os.fsync(file.fileno())
+        if failure is not None:
+            raise failure
+        with _write_errors(path):
+            if overwrite:
+                sibling.replace(path)
+            else:
+                _moved(sibling, path)
+    except BaseException:
+        sibling.unlink(missing_ok=True)
+        raise
+
+
+def expect_replaceable(path: Path) -> None:
+    """OutputError for a folder, a pipe, a socket, a device, or a link to one: none of them is replaced by a file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there, or a link that leads nowhere
+        return
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file, but a pipe, a socket or a device"
+        raise OutputError(f"{path} is {what}, which is not replaced; choose another name")
+
+
+class _SiblingFile(io.FileIO):
+    """A temporary sibling whose failed writes name the file that was meant."""
+
+    def __init__(self, sibling: Path, path: Path, size: int | None) -> None:
+        super().__init__(sibling, "xb")
+        self._path, self._size = path, size
+
+    def write(self, data: Any, /) -> int:
+        """Write some bytes."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            needed = self._size or self.tell() + memoryview(data).nbytes
+            raise write_error(self._path, error, needed, at_least=self._size is None) from error
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Whatever the system says of a file that cannot be written, as an OutputError that names it."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError, size: int | None = None, *, at_least: bool = False) -> OutputError:
+    """The error for a file or folder that cannot be written; on a full disk with the bytes needed and free."""
+    reason = (error.strerror or str(error)).rstrip(".")
+    advice = "choose another place"
+    if error.errno in NO_SPACE:
+        needed = [] if size is None else [f"{'at least ' if at_least else ''}{plural(size, 'byte', spec=',')} needed"]
+        with contextlib.suppress(OSError):
+            needed.append(f"{plural(shutil.disk_usage(_existing(path)).free, 'byte', spec=',')} free")
+        reason = f"{reason} ({', '.join(needed)})" if needed else reason
+        advice = "free some space, or choose another place"
+    elif error.errno == errno.EFBIG and size is not None:
+        reason = f"{reason} ({plural(size, 'byte', spec=',')} needed)"
+    made = OutputError(f"{path}: it cannot be written: {reason}; {advice}")
+    made.errno = error.errno
+    return made
+
+
+def _existing(path: Path) -> Path:
+    """The folder that the path is in, or the nearest one that exists."""
+    return next(one for one in (*path.absolute().parents, Path()) if one.is_dir())
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str], is_own: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """A folder that is there with all its files or not at all; an empty one in its place is taken.
+
+    `is_own`: also one of whose files it is true, so that a former one is replaced; no other.
+    """
+    path = Path(path)
+    there = list(path.iterdir()) if path.is_dir() else []
+    if os.path.lexists(path) and (not path.is_dir() or not all(is_own and is_own(one) for one in there)):
+        raise OutputError(f"{path} exists and is not an empty folder; choose another name")
+    make_folder(path.parent)
+    sibling = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with _write_errors(path):
+            sibling.mkdir()
+        yield sibling
+        with _write_errors(path):
+            for one in there:
+                one.unlink()
+            sibling.replace(path)
+    except BaseException:
+        shutil.rmtree(sibling, ignore_errors=True)
+        raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those that it is in; an OutputError where that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        raise OutputError(f"{file} is a file, not a folder; choose another place") from None
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+class FolderLock:
+    """A lock on a folder, which the system releases when its process ends, however it ends; it leaves no file behind.
+
+    Processes that share their work hold it together (`share`); one that replaces what the folder holds holds it alone
+    (`take`). Where the system has no such locks (Windows, some network file systems) every request is granted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._handle = folder, -1
+        if fcntl is not None:
+            self._handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._closing = weakref.finalize(self, _close, self._handle)
+
+    def take(self) -> bool:
+        """Hold it alone; False where another process, or another thread's lock, holds it."""
+        return fcntl is None or self._locked(fcntl.LOCK_EX)
+
+    def share(self) -> bool:
+        """Hold it with others; waits for a moment for a process that is just clearing the folder."""
+        if fcntl is None:
+            return True
+        end = time.monotonic() + LOCK_WAIT
+        while not (granted := self._locked(fcntl.LOCK_SH)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return granted
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._closing()
+
+    def _locked(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # this file system has no locks
+            return True
+        return True
+
+
+@contextlib.contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """The folder, made where it is not there, for one process at a time; OutputError where another holds it.
+
+    A folder that was made for it, and is empty in the end, is removed.
+    """
+    new = not folder.exists()
+    make_folder(folder)
+    lock = FolderLock(folder)
+    try:
+        if not lock.take():
+            raise OutputError(f"{folder}: {BUSY}")
+        yield
+    finally:
+        lock.release()
+        if new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def _close(handle: int) -> None:
+    if handle >= 0:
+        os.close(handle)
+
+
+def _moved(sibling: Path, path: Path) -> None:
+    """Rename, unless somebody else was quicker: of several processes that do it at once, one succeeds."""
+    try:
+        path.hardlink_to(sibling)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # a file system without hard links
+        if os.path.lexists(path):
+            raise _exists(path) from None
+        sibling.replace(path)
+    sibling.unlink(missing_ok=True)
+
+
+def _exists(path: Path) -> OutputError:
+    return OutputError(f"{path} exists; allow overwriting, or choose another name")
+
+
+def slug(text: str) -> str:
+    """Letters, digits and hyphens of a text, 40 at most: nothing that a file system or a shell could misread."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "-", plain)[:40].strip("-") or "image"
+
+
+def path_in(folder: str | os.PathLike[str], *names: str) -> Path:
+    """The path of an output in `folder`, through subfolders if there are several names.
+
+    OutputError where a name holds anything but ASCII letters, digits, `.`, `_` and `-`, begins with `.` or `-`, or is longer than
+    240 characters; and where a link leads out of `folder`.
+    """
+    for name in names:
+        if not FILE_NAME.fullmatch(name):
+            raise OutputError(
+                f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
+                "the first a letter, a digit or '_'"
+            )
+    path = Path(folder, *names)
+    expect_inside(path, folder)
+    return path
+
+
+def expect_inside(path: Path, folder: str | os.PathLike[str]) -> None:
+    """OutputError where a path leads out of a folder through a link."""
+    if not path.resolve().is_relative_to(Path(folder).resolve()):
+        raise OutputError(f"{path} leads out of {folder} through a link; remove the link or choose another folder")
+
+
+def no_file(path: str | os.PathLike[str]) -> str:
+    """Why a path is no regular file, for an error."""
+    path = Path(path)
+    if path.is_dir():
+        return "it is a folder"
+    return "it is not a regular file, but a pipe, a socket or a device" if path.exists() else "there is no such file"
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """The bytes of a regular file; see `open_regular`."""
+    with open_regular(path, limit) as file:
+        return file.read()
+
+
+def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> io.BufferedReader:
+    """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `limit` bytes.
+
+    It never waits for a pipe. A file of no size is empty, also one of `/proc`, which would go on for ever.
+    """
+    expect_regular(path, limit)  # before it is opened, which may already change a device
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    try:
+        status = os.fstat(file.fileno())
+        _expect_regular(status, limit)  # it may have been replaced since
+    except OSError:
+        file.close()
+        raise
+    if status.st_size:
+        return file
+    file.close()
+    return Path(os.devnull).open("rb")
+
+
+def expect_regular(path: str | os.PathLike[str], limit: int | None = None) -> None:
+    """OSError for a pipe, a device, a socket, a folder, or a file of more than `limit` bytes; nothing is opened."""
+    _expect_regular(os.stat(path), limit)  # noqa: PTH116 - a Path costs more than a small file takes to read
+
+
+def expect_regular_files(folder: str | os.PathLike[str]) -> None:
+    """OSError where a folder that someone else may have made holds a pipe, a socket or a device, or a link to one."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            with contextlib.suppress(FileNotFoundError):  # a link that leads nowhere
+                status = path.stat()
+                if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+                    raise OSError(errno.EINVAL, f"{path} is not a regular file, but a pipe, a socket or a device")
+
+
+def _expect_regular(status: os.stat_result, limit: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file, but a pipe, a socket or a device")
+    if limit is not None and status.st_size > limit:
+        raise OSError(errno.EFBIG, f"it has {plural(status.st_size, 'byte', spec=',')}; the limit is {limit:,}")

@@ -1,0 +1,155 @@
+"""Questions of embeddings: how alike an image is to others, or to a text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from camscope.errors import TargetError
+from camscope.plurals import plural
+from camscope.pytree import leaves
+from camscope.targets.base import Names, Scene, Target
+from camscope.targets.outputs import full_precision
+
+Kind = Literal["cosine", "dot"]
+EMBEDDINGS = ("image_embeds", "embeddings", "pooler_output")
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity(Target):
+    """How alike the embedding (N,D) of the image is to a reference: the cosine of their angle, or their dot product.
+
+    `reference`: an embedding (D,), several (P,D), whose mean is the prototype, or images: one of any kind that `explain`
+    takes, or a list of them; the model embeds them. Of a model of signals (C,L), a tensor whose rows have L numbers is a
+    signal; several embeddings (D,) may come as a list, among images too.
+
+    >>> float(Similarity(torch.tensor([3.0, 4.0]))(torch.tensor([[3.0, 4.0]])))
+    1.0
+    """
+
+    reference: Any
+    kind: Kind = "cosine"
+    count: int = field(default=1, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cosine", "dot"):
+            raise TargetError(f"kind={self.kind!r}: expected 'cosine' or 'dot'")
+
+    def in_scene(self, scene: Scene) -> Target:
+        """With embeddings in place of images."""
+        size = getattr(self.reference, "shape", ())
+        signal = len(size) == 2 and tuple(size[1:]) == scene.input_size
+        if _is_embedding(self.reference) and not signal:
+            return self
+        images = list(self.reference) if isinstance(self.reference, list | tuple) else [self.reference]
+        if not images:
+            raise TargetError("Similarity to nothing: pass an embedding, an image, or a list of images")
+        each = [image if _is_embedding(image) and image.ndim == 1 else scene.embed(image) for image in images]
+        if len({one.shape for one in each}) > 1:
+            raise TargetError(
+                f"the references are {', '.join(str(tuple(one.shape)) for one in each)}: expected one length"
+            )
+        return replace(self, reference=torch.stack([one.to(each[0].device) for one in each]), count=len(images))
+
+    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Similarity":
+        """The one prototype (D,)."""
+        if not _is_embedding(self.reference):
+            raise TargetError(
+                "Similarity to an image: only explain can embed it; pass its embedding (D,), or several (P,D)"
+            )
+        own, given = embedding_of(output), self.reference
+        if given.shape[-1] != own.shape[1] or given.numel() == 0:
+            raise TargetError(
+                f"the reference is {tuple(given.shape)}; the model's embedding has {plural(own.shape[1], 'number')}"
+            )
+        each = given.reshape(-1, given.shape[-1]).to(own.device, full_precision(own).dtype)
+        each = F.normalize(each, dim=1, eps=0) if self.kind == "cosine" and len(each) > 1 else each
+        if not bool(each.isfinite().all()) or not bool(each.mean(0).any()):
+            raise TargetError("the reference is zero or not finite: nothing is alike to it")
+        return replace(self, reference=each.mean(0), count=max(self.count, len(each)))
+
+    def __call__(self, output: Any) -> Tensor:
+        """(N,)"""
+        own = full_precision(embedding_of(output))
+        reference: Tensor = self.reference.to(own)
+        if self.kind == "dot":
+            return own @ reference
+        length = own.norm(dim=1) * reference.norm()
+        return (own @ reference) / torch.where(length > 0, length, 1)
+
+    def words(self, sample: int, name: Names) -> str:
+        """`similarity to the reference`, `similarity to a prototype of 3`"""
+        what = "the reference" if self.count == 1 else f"a prototype of {self.count}"
+        return f"{'similarity' if self.kind == 'cosine' else 'dot product'} to {what}"
+
+
+@dataclass(frozen=True, eq=False)
+class Text(Target):
+    """How alike the image's embedding is to a text's: the cosine of their angle, as CLIP and SigLIP are trained for it.
+
+    `prompt`: a sentence, "a photo of a tabby"; `rather_than`: another one, whose similarity is taken off. `encode`: text
+    -> embedding (D,); default: that of a model which `load_model("clip:…")` loaded.
+    """
+
+    prompt: str
+    rather_than: str | None = None
+    encode: Callable[[str], Tensor] | None = field(default=None, repr=False)
+    found: tuple[Similarity, ...] = field(default=(), kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str) or not isinstance(self.rather_than, str | None):
+            raise TargetError(f"Text({self.prompt!r}, {self.rather_than!r}): expected a sentence, and another or None")
+        if self.encode is not None and not callable(self.encode):
+            raise TargetError(f"encode={self.encode!r} of a Text: expected a function text -> embedding (D,)")
+        if self.encode is not None and not self.found:  # now: inside a pass, the hooks would see the text tower run
+            texts = [self.prompt, *([] if self.rather_than is None else [self.rather_than])]
+            encoded = [self.encode(text) for text in texts]
+            vectors = [one if isinstance(one, Tensor) else torch.tensor(one, device="cpu") for one in encoded]
+            every = [Similarity(vector.detach().reshape(-1)) for vector in vectors]
+            object.__setattr__(self, "found", tuple(every))
+
+    def in_scene(self, scene: Scene) -> "Text":
+        """With the encoder of the scene, if it has one and none is given."""
+        return self if self.encode is not None else replace(self, encode=scene.embed_text)
+
+    def settled(self, output: Any, size: Sequence[int], categories: Sequence[str] | None) -> "Text":
+        """The texts' embeddings, held against the image's."""
+        if not self.found:
+            raise TargetError(
+                f"Text({self.prompt!r}): no text encoder is known; pass encode=, a function text -> embedding (D,), or load "
+                f'the model as load_model("clip:…")'
+            )
+        return replace(self, found=tuple(one.settled(output, size, categories) for one in self.found))
+
+    def __call__(self, output: Any) -> Tensor:
+        """(N,)"""
+        if not self.found:
+            raise TargetError(f"Text({self.prompt!r}) must be settled by a first pass")
+        first, *others = (one(output) for one in self.found)
+        return first - others[0] if others else first
+
+    def words(self, sample: int, name: Names) -> str:
+        """`similarity to "a tabby" rather than "a dog"`"""
+        other = "" if self.rather_than is None else f' rather than "{self.rather_than}"'
+        return f'similarity to "{self.prompt}"{other}'
+
+
+def embedding_of(output: Any) -> Tensor:
+    """(N,D): a tensor, `image_embeds`, `embeddings`, `pooler_output`, or the only (N,D) float tensor of an output."""
+    if isinstance(output, Tensor):
+        found = [output]
+    else:
+        named = [output.get(n) if isinstance(output, Mapping) else getattr(output, n, None) for n in EMBEDDINGS]
+        found = [one for one in named if isinstance(one, Tensor)][:1]
+        found = found or [leaf for _, leaf in leaves(output) if leaf.is_floating_point() and leaf.ndim == 2]
+    if len(found) != 1 or found[0].ndim < 2 or found[0].flatten(1).shape[1] != found[0].shape[1]:
+        shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in leaves(output)) or type(output).__name__
+        raise TargetError(f"a similarity is of embeddings (N,D); the output is {shapes}")
+    return found[0].flatten(1)
+
+
+def _is_embedding(reference: object) -> bool:
+    return isinstance(reference, Tensor) and reference.is_floating_point() and reference.ndim <= 2

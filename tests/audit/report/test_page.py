@@ -1,0 +1,601 @@
+"""The report of an audit: every number is one of the summary, nothing can be switched off, nothing steers or reaches out."""
+
+import base64
+import csv
+import functools
+import hashlib
+import importlib
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from markupsafe import escape
+
+pytest.importorskip("pydantic")
+pytest.importorskip("jinja2")
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+pytest.importorskip("matplotlib")
+
+from PIL import Image
+
+from camscope import GradCAM, load_model
+from camscope.audit.core.schema import Cluster, Group, Number, Predict, Reading, Shortcut, Stage, Strategies, plain
+from camscope.audit.report import Case, gallery, norms_csv, numbers_in, page, unknown
+from camscope.audit.report.charts import WIDTH, Row, forest, spelt, stability
+from camscope.audit.report.figures import figures
+from camscope.audit.report.gallery import extremes
+from camscope.audit.report.number_format import between, chance, estimate, like, numeral, written
+from camscope.audit.report.page import SECTIONS
+from camscope.audit.report.svg import drawing
+from camscope.audit.report.thumbnails import LARGEST, STRONGEST, VEILED, encoded, heat_of
+from camscope.audit.report.verdict_labels import MEANS
+from camscope.audit.verdicts.limitations import ALWAYS, warnings
+from camscope.batch import Run, run_batch
+from camscope.errors import InputError
+from camscope.explainers import METHODS
+from camscope.explanation import Explanation
+from camscope.geometry import Placement
+from camscope.phantom import draw
+from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
+
+EVIL = "<script>alert(1)</script>"
+VOID = {"meta", "img", "input", "br", "link", "hr"}
+COUNT = 8
+page_module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
+
+
+class Reader(HTMLParser):
+    """The elements of a page with their attributes, and its text; every element is closed where it should be."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.open, self.words = [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def all(self, tag, kind=None):
+        return [own for name, own in self.elements if name == tag and kind in (None, *(own.get("class") or "").split())]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Eight phantoms, two methods; the image of the first is gone."""
+    folder = tmp_path_factory.mktemp("report")
+    lines = ["path,id"]
+    for n in range(COUNT):
+        Image.fromarray(draw(n, ("nodule", "no finding")[n % 2]).image).save(folder / f"{n}.png")
+        lines.append(f"{n}.png,{IDS[n]}")
+    (folder / "list.csv").write_text("\n".join(lines), encoding="utf-8")
+    model = load_model("phantom")
+    tools = [GradCAM(model), METHODS["inputxgradient"](model)]
+    run_batch(tools, folder / "list.csv", folder / "run", ["nodule"])
+    (folder / "0.png").unlink()
+    return Run(folder / "run")
+
+
+def known(odds=(-3.0, 1.5, 2.0, -0.1, -0.5, 0.2, 4.0, -5.0)):
+    """Rows 0, 2, 4, 6 have a nodule; 0 and 4 are missed, 1 and 5 are false alarms."""
+    return [Case(n, IDS[n], {"nodule": one}, {"nodule": n % 2 == 0}) for n, one in enumerate(odds)]
+
+
+@pytest.fixture(scope="module")
+def pictures(run):
+    return gallery(run, full(findings=FINDINGS[:1]), known(), {"nodule": "nodule"}, count=8, height=96)
+
+
+@pytest.fixture(scope="module")
+def whole(pictures):
+    """The page of an audit of two findings, with pictures."""
+    return page(full(), pictures, PROVENANCE)
+
+
+@pytest.fixture(scope="module")
+def bare():
+    """The page of an audit in which everything was skipped."""
+    return page(nothing())
+
+
+def files(pictures):
+    return plain(full()), PROVENANCE, pictures.plain
+
+
+def test_every_number_comes_from_the_files(whole, bare, pictures):
+    assert unknown(whole, *files(pictures)) == []
+    assert unknown(bare, plain(nothing())) == []
+    shown = numbers_in(whole)
+    assert len(shown) > 800
+    assert {0.9412371, 0.962602, 1214, 187, 11176512, 0.5613, 12.4} <= set(shown)
+    values = {shot.odds for shelf in pictures.shelves for shot in shelf.shots}
+    assert values <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ("<p>The AUROC is 0.93.</p>", "the text 'The AUROC is 0.93.'"),
+        ('<p><data value="0.123456">0.12</data></p>', "the number 0.12 (0.123456)"),
+        ('<p><data value="0.9412371">0.97</data></p>', "the number 0.97 (0.9412371)"),
+        ('<img alt="a map of 77 cells">', "the label 'a map of 77 cells'"),
+        ("<svg><text>0.77</text></svg>", "the label '0.77'"),
+        ('<data value="3" data-counts=\'["verdicts", {"speaks": "against"}]\'>3</data>', "the number 3 (3)"),
+    ],
+)
+def test_a_number_of_the_pages_own_is_found(bare, planted, found):
+    html = bare.replace("<h3>Declared", f"{planted}<h3>Declared")
+    assert unknown(html, plain(nothing()), {"known": 0.9412371}) == [found]
+
+
+def test_what_a_metric_is_stands_beside_its_numbers(whole):
+    for stage in (full().localise, full().faithfulness):
+        assert set(stage.formulas) == {one.metric for one in stage.lines}
+        for words in stage.formulas.values():
+            assert f'<small class="formula"><bdi>{escape(words)}</bdi></small>' in whole
+
+
+def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
+    silent = {name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localise", "faithfulness")}
+    html = page(full().model_copy(update=silent))
+    assert full().localise.lines[0].metric in html
+    assert 'class="formula"' not in html
+
+
+def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
+    own = page_module._own
+    planted = {"sections/robustness.html": "<p>{{ summary.seed }}</p>"}
+    monkeypatch.setattr(page_module, "_own", lambda name: planted.get(name) or own(name))
+    with pytest.raises(InputError, match="numbers go through a filter"):
+        page(nothing())
+    planted["sections/robustness.html"] = "<p>It fell by 12 of 40.</p>"
+    assert unknown(page(nothing()), plain(nothing())) == ["the text 'It fell by 12 of 40.'"]
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [
+        (312, None, "312"), (1214, None, "1,214"), (0, None, "0"), (-4, None, "−4"), (0.9412371, None, "0.941"),
+        (13.4567, None, "13.5"), (1234.5, None, "1,234"), (0.5, None, "0.5"), (1.0, None, "1"), (0.0, None, "0"),
+        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "2.1e-06"), (5.0, 2, "5.00"),
+        (-0.0004, 2, "0.00"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_with_sensible_digits(value, decimals, text):
+    assert written(value, decimals) == text
+
+
+def test_an_estimate_shows_two_digits_of_its_interval():
+    assert re.sub("<[^>]*>", "", estimate(num(0.9412371, 0.0213649))) == "0.941 [0.920, 0.963]"
+    assert re.sub("<[^>]*>", "", estimate(num(5.8213, 0.9))) == "5.8 [4.9, 6.7]"
+    assert re.sub("<[^>]*>", "", estimate(num(48.213, 12.9))) == "48 [35, 61]"
+    assert re.sub("<[^>]*>", "", estimate(num(0.25))) == "0.25"
+    assert re.sub("<[^>]*>", "", estimate(num(1.0))) == "1.0"
+    assert re.sub("<[^>]*>", "", estimate(num(0.5, 2.0))) == "0.50 [−1.50, 2.50]"
+    assert re.sub("<[^>]*>", "", estimate(num(1.0, 0.0))) == "1.0 [no width]"
+    assert re.sub("<[^>]*>", "", estimate(num(0.0, 0.0))) == "0.0 [no width]"
+    assert re.sub("<[^>]*>", "", estimate(num(0.81234, 0.000002))) == "0.812 [hardly any width]"
+    assert re.sub("<[^>]*>", "", between(0.4, 0.046, 0.5542)) == "0.40 [0.05, 0.55]"
+    assert re.sub("<[^>]*>", "", between(1.0)) == "1.0"
+    assert re.sub("<[^>]*>", "", like(1.0, num(0.9412371, 0.0213649))) == "1.000"
+    assert spelt(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
+    assert "–" in estimate(Number(reason="why"))
+    assert numeral(0.9412371) == '<data value="0.9412371">0.941</data>'
+    assert chance(0.0004) == '<data value="0.0004">&lt; 0.001</data>'
+    assert chance(0.0312) == '<data value="0.0312">0.031</data>'
+    for wrong in (True, float("nan")):
+        with pytest.raises(InputError):
+            written(wrong)
+
+
+def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whole):
+    board = whole.partition('class="board"')[2].partition("</section>")[0]
+    parts = board.split('<h2 class="side">')[1:]
+    assert [part.partition(" <small>")[0] for part in parts] == ["The model", "The maps", "The data"]
+    rows = [re.findall(r"<tr class=\"is-(\w+)\">(.*?)</tr>", part, re.S) for part in parts]
+    for own in rows:
+        kinds = [kind for kind, _ in own]
+        assert kinds == sorted(kinds, key=["against", "for", "neither", "untested"].index)
+    assert sum(map(len, rows)) == len(full().verdicts)
+    line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
+    assert line.startswith("supported against the model")
+    assert "1.08 [ 0.96 , 1.21 ]" in line
+    assert "164 of 99 patients" in line
+    assert "0 no effect 0.1" in line
+    sections = whole.partition('id="shortcut"')[2]
+    assert "The rules that gave these verdicts" in sections
+    assert "trust score" not in whole
+
+
+def words_of(html):
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def test_a_word_has_a_mark_of_its_own_and_a_colour_says_what_it_speaks_for(whole):
+    seen = set(re.findall(r'class="badge is-(\w+) ([\w-]+)"><svg[^>]*><use href="#mark-([\w-]+)"/>', whole))
+    assert {(kind, word) for kind, word, _ in seen} >= {
+        ("against", "supported"), ("against", "not-supported"), ("for", "supported"), ("untested", "not-testable"),
+        ("words", "supported"), ("words", "not-supported"), ("words", "not-testable"),
+    }  # fmt: skip
+    assert all(word == mark for _, word, mark in seen)
+    signs = re.findall(r'<symbol id="mark-([\w-]+)"[^>]*>(.*?)</symbol>', whole)
+    assert len({sign for _, sign in signs}) == len(signs) == 3
+    legend = whole.partition('class="legend"')[2].partition("</p>")[0]
+    assert all(f"{word} {meaning}" in words_of(legend) for word, meaning in MEANS.items())
+
+
+def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
+    board = whole.partition('class="board"')[2].partition("</section>")[0]
+    together = re.findall(r'<tbody class="overlap">(.*?)</tbody>', board, re.S)
+    assert len(together) == len(FINDINGS)
+    for finding, block in zip(FINDINGS, together, strict=True):
+        assert "These regions overlap: one cause may be counted several times." in block
+        claims = re.findall(r"<bdi>(The answer[^<]*)</bdi>", block)
+        assert claims == [f"The answer for {finding} relies on the region {name}." for name in ("marker", "the frame")]
+    assert 'href="#overlaps"' in board
+    assert 'href="#overlaps"' not in bare
+    assert 'class="overlap"' not in page(nothing().model_copy(update={"verdicts": full().verdicts}))
+    warned = [one for one in warnings(full()) if "overlap" in one]
+    assert warned == [
+        f"Regions that the answer for {finding} relies on overlap (marker, the frame): one cause may be counted several times."
+        for finding in FINDINGS
+    ]
+
+
+def test_limits_and_missing_tests_are_in_every_report(whole, bare):
+    stripped = nothing().model_copy(update={"localise": full().robustness, "config": "limits = false"})
+    made = [whole, bare, page(stripped)]
+    for html in made:
+        text = Reader(html).text
+        assert all(one in text for one in ALWAYS)
+        assert "Deviations and missing tests" in text
+        assert "does not confer compliance" in text
+        assert f"robustness : {SKIPPED}" in text
+    assert full().limits[0] in Reader(whole).text
+    text = Reader(bare).text
+    stages = [name for name, part in nothing() if isinstance(part, Stage)]
+    assert len(stages) == 9
+    assert all(f"{name} : {SKIPPED}" in text for name in stages)
+    assert "Nothing odd" not in text
+    assert "Nothing that could be tested" not in text
+    assert "Not tested at all: check , resolve" in text
+    assert "No question was asked." in text
+    untested = [one for one in full().verdicts if one.word == "not testable"]
+    missing = " ".join(whole.partition('<section id="missing"')[2].partition("</section>")[0].split())
+    assert untested
+    assert all(one.claim in missing and one.reason in missing for one in untested)
+
+
+def test_nothing_from_outside_is_code_or_steers():
+    words = f"{EVIL} {{{{ 7 * 7 }}}} $\\frac{{$ x\u202ey \x00 \"'&"
+    judged = verdict(words, words, words, "supported", "against", num(1.0, 0.1), 0.1, words, words, words)
+    found = full(
+        title=words, findings=(words,), ids=tuple(f"{words}{n}" for n in range(12)), question=words, warnings=(words,),
+        limits=(words,), verdicts=(judged,),
+        margins={**MARGINS, words: 0.5}, config=words, data=words,
+    )  # fmt: skip
+    few = found.shortcut.model_copy(update={"blanked": (), "leaks": (), "masses": found.shortcut.masses[:2]})
+    lines = found.localise.model_copy(update={"lines": found.localise.lines[:2], "levels": ()})
+    tests = found.sanity.model_copy(update={"tests": ()})
+    small = {"localise": lines, "faithfulness": found.robustness, "sanity": tests, "shortcut": few}
+    html = page(found.model_copy(update=small), None, {words: [words, {words: 3}]})
+    read = Reader(html)
+    assert len(read.all("script")) == 1
+    assert EVIL not in html
+    assert "\u202e" not in html
+    assert "\x00" not in html
+    assert "{{ 7 * 7 }}" in read.text
+    assert unknown(html, plain(found), {words: [words, {words: 3}]}) == []
+
+
+def test_the_page_needs_nothing_else_and_runs_nothing_else(whole):
+    read = Reader(whole)
+    policy = next(own["content"] for own in read.all("meta") if own.get("http-equiv"))
+    assert "default-src 'none'" in policy
+    for tag, name in (("style", "style-src"), ("script", "script-src")):
+        text = re.search(f"<{tag}>(.*?)</{tag}>", whole, re.S).group(1)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{name} 'sha256-{digest}'" in policy
+        assert not re.search(r"url\(|@import|https?:|fetch|eval", text)
+    for _, own in read.elements:
+        assert not [name for name in own if name.startswith("on") or name in ("style", "srcset", "action")]
+        assert own.get("src", "data:").startswith("data:image/webp;base64,") or "src" not in own
+        assert own.get("href", "#").startswith("#")
+    assert len(whole) < 25e6
+
+
+@pytest.mark.parametrize("name", ["whole", "bare"])
+def test_links_lead_somewhere_and_everything_has_words(request, name):
+    read = Reader(request.getfixturevalue(name))
+    ids = [own["id"] for _, own in read.elements if "id" in own]
+    assert len(ids) == len(set(ids))
+    assert {own["href"][1:] for _, own in read.elements if "href" in own} <= set(ids)
+    assert {own["for"] for own in read.all("label")} <= set(ids)
+    assert all(own.get("alt") for own in read.all("img"))
+    assert all(own.get("aria-label") for own in read.all("svg", "plot"))
+    assert all(own.get("scope") for own in read.all("th"))
+    assert [own["id"] for own in read.all("section", "section")] == [one.id for one in SECTIONS]
+    assert [own.get("lang") for own in read.all("html")] == ["en"]
+
+
+def test_without_scripts_only_the_slider_is_away(whole):
+    read = Reader(whole)
+    assert [own for own in read.all("p", "slide") if "hidden" in own]
+    assert len([own for _, own in read.elements if "hidden" in own]) == 1
+    assert [own for own in read.all("input") if own.get("id") == "bare" and own["type"] == "checkbox"]
+
+
+def luminance(colour):
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_words_stand_out_in_the_light_and_in_the_dark(theme):
+    roots = re.findall(r":root \{(.*?)\}", page_module._own("page.css"), re.S)
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[theme]))
+    for words in ("ink", "dim", "faint", "accent", "for", "against", "neither", "untested"):
+        for below in {
+            "paper",
+            "card",
+            f"{words}-wash",
+            "against-wash" if words in ("ink", "dim", "accent") else "card",
+        }:
+            if below in colours:
+                light, dark = sorted((luminance(colours[words]), luminance(colours[below])), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (words, below)
+    for tone in ("for", "against", "neither", "ink"):
+        light, dark = sorted((luminance(colours["on"]), luminance(colours[tone])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, tone
+
+
+def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colours():
+    rows = [
+        Row("gradcam", num(0.8312, 0.02)),
+        Row("edges", num(0.5, 0.03, baseline=0.4), "control"),
+        Row("none", Number()),
+    ]
+    with drawing():
+        one, other = (
+            forest("f", "AUROC & more", rows, axis="AUROC", band=(0.4, 0.6), margin=0.7, baselines=True)
+            for _ in range(2)
+        )
+    assert one == other
+    assert 'aria-label="AUROC &amp; more"' in one
+    assert '<tspan data-value="0.8312">0.831</tspan> [<tspan data-value="0.8112">0.811</tspan>' in one
+    assert not re.search(r"style=|#0000|<metadata|font-family|xmlns|\$", one)
+    assert {"f-for", "s-ink", "f-band", "s-against", "f-paper"} <= set(re.findall(r"[fs]-\w+", one))
+
+
+def test_the_longest_value_stays_in_its_figure():
+    longest = Number(value=-0.9935, low=-0.9947, high=-0.9923)
+    with drawing():
+        svg = forest("f", "x", [Row("gradcam", longest), Row("other", num(0.8, 0.1))], axis="rank correlation")
+    assert len(spelt(longest)[0]) == 26
+    starts = [float(one) for one in re.findall(r"translate\((\d+(?:\.\d+)?) [^>]*><tspan", svg)] or [
+        float(one) for one in re.findall(r'<text[^>]* x="(\d+(?:\.\d+)?)"[^>]*><tspan', svg)
+    ]
+    assert len(starts) == 2
+    assert max(starts) + 26 * 6 <= WIDTH
+
+
+def test_both_sides_of_a_contrast_are_drawn():
+    one = full().predict.findings[0]
+    value = num(0.87, 0.04, baseline=0.95, name="B")
+    alone = one.levels[0].model_copy(update={"level": "A against B", "value": value})
+    assert drawn_of(one, alone) == (["site: A", "site: B"], [0.87, 0.83, 0.91, 0.95])
+    group = Group(column="site", level="B", positives=9, negatives=9, auroc=num(0.95, 0.02))
+    assert drawn_of(one, alone, group)[1][3:] == [0.95, 0.93, 0.97]
+
+
+def drawn_of(one, level, *groups):
+    """The sites in the figure of AUROCs, and their numbers."""
+    answers = one.model_copy(update={"levels": (level,), "groups": groups})
+    drawn = figures(nothing().model_copy(update={"predict": Predict(findings=(answers,))}))
+    svg = next(each.svg for each in drawn["performance"] if each.parts[0] == "AUROC by subgroup")
+    return re.findall(r">(site: [^<]*)<", svg), [float(value) for value in re.findall(r'data-value="([^"]*)"', svg)][3:]
+
+
+def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
+    text = Reader(whole).text
+    for finding in FINDINGS:
+        assert f"AUROC by subgroup: {finding}" in text
+        assert f"Share of the maps of gradcam inside the finding, by subgroup: {finding}" in text
+        assert f"Effect of the region marker by subgroup: {finding}" in text
+
+
+def test_figures_are_of_what_was_tested():
+    no = nothing()
+    few = full().sanity.model_copy(update={"tests": full().sanity.tests[-1:]})
+    drawn = figures(
+        full(findings=FINDINGS[:1], predict=no.predict, localise=no.localise, faithfulness=no.localise, sanity=few)
+    )
+    assert drawn["performance"] == drawn["localisation"] == drawn["robustness"] == drawn["blanked"] == []
+    assert [one.parts for one in drawn["leaks"]] == [("What can be read off the features",)]
+    assert {one.parts[1] for one in drawn["interventions"]} == {FINDINGS[0]}
+    assert [one.parts[2] for one in drawn["sanity"]] == ["control"] * 2
+    assert "no value" not in drawn["interventions"][0].svg
+    with drawing():
+        trials = full().shortcut.strategies[0].model_copy(update={"trials": full().shortcut.strategies[0].trials[:1]})
+        assert "<svg" in stability("s", "one", trials)
+
+
+def test_the_gallery_begins_with_what_the_seed_draws(run, pictures):
+    first = pictures.shelves[0]
+    assert first.kind == "random"
+    assert sorted(shot.id for shot in first.shots) == sorted(IDS[:COUNT])
+    drawn = {}
+    for seed in (7, 8):
+        summary = full(findings=FINDINGS[:1], seed=seed, shortcut=Shortcut())
+        made = gallery(run, summary, known(), {"nodule": "nodule"}, count=4, height=32)
+        drawn[seed] = [shot.id for shot in made.shelves[0].shots]
+    assert drawn[7] == [shot.id for shot in first.shots][:4]
+    assert drawn[7] != drawn[8]
+
+
+def test_the_worst_come_first(pictures):
+    chosen = {
+        kind: [one.row for one in extremes(kind, "nodule", known(), 2)]
+        for kind in ("missed", "alarms", "borderline", "clearest")
+    }
+    assert chosen == {"missed": [0, 4], "alarms": [1, 5], "borderline": [3, 5], "clearest": [6, 2]}
+    unlabelled = [Case(9, "nobody knows", {"nodule": -9.0}, {"nodule": None})]
+    assert extremes("missed", "nodule", unlabelled, 2) == extremes("alarms", "nodule", unlabelled, 2) == []
+    kinds = [shelf.kind for shelf in pictures.shelves]
+    assert kinds == ["random", "missed", "alarms", "borderline", "clearest", "reading", "prototypes"]
+    by_kind = {shelf.kind: shelf.shots for shelf in pictures.shelves}
+    assert [shot.why for shot in by_kind["reading"]] == [one.why for one in full().shortcut.reading]
+    assert [(shot.id, shot.cluster) for shot in by_kind["prototypes"]] == [(IDS[n], 1 + n // 3) for n in range(6)]
+    assert [shot.truth for shot in by_kind["missed"]] == ["present"] * 2
+    assert [shot.odds for shot in by_kind["missed"]] == [-3.0, -0.5]
+
+
+def test_what_is_read_or_typical_but_has_no_answer_is_left_out(run):
+    shortcut = Shortcut(
+        reading=(Reading(id="not there", finding="nodule", why="so"),),
+        strategies=(
+            Strategies(finding="nodule", method="gradcam", claimed=1, maps=1, left_out=0,
+                       clusters=(Cluster(number=1, images=1, prototypes=("not there",)),)),
+        ),
+    )  # fmt: skip
+    made = gallery(
+        run, full(findings=FINDINGS[:1], shortcut=shortcut), known(), {"nodule": "nodule"}, count=4, height=32
+    )
+    assert [shelf.kind for shelf in made.shelves] == ["random", "missed", "alarms", "borderline", "clearest"]
+
+
+def image_of(uri):
+    head, data = uri.split(",", 1)
+    assert head == "data:image/webp;base64"
+    raw = base64.b64decode(data)
+    assert len(raw) <= LARGEST
+    return np.asarray(Image.open(io.BytesIO(raw)).convert("RGBA"))
+
+
+def test_an_image_and_its_map_lie_apart_and_one_without_image_says_so(pictures, whole):
+    shots = {shot.id: shot for shot in pictures.shelves[0].shots}
+    there, gone = shots[IDS[2]], shots[IDS[0]]
+    assert [layer.method for layer in there.layers] == ["gradcam", "inputxgradient"]
+    assert [layer.signed for layer in there.layers] == [False, True]
+    photo, heat = image_of(there.photo), image_of(there.layers[0].picture)
+    assert photo.shape == heat.shape == (96, 96, 4)
+    original = np.asarray(Image.fromarray(draw(2, "nodule").image).resize((96, 96)), float)
+    assert abs(photo[..., 0] - original).mean() < 6
+    assert heat[..., 3].min() == 0
+    assert heat[..., 3].max() > 200
+    assert (gone.photo, gone.missing) == (None, "there is no such file")
+    assert all(layer.whole and "without its image" in layer.words for layer in gone.layers)
+    assert "Its image is not shown:" in Reader(whole).text
+    assert "the map on grey" in whole.lower()
+
+
+def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
+    heat = np.zeros((4, 4), np.float32)
+    heat[0, 0] = 2.0
+    shown = Placement.identity((64, 64))
+    part = Placement(np.array([[1.0, 0.0, 16.0], [0.0, 1.0, 0.0]]), (64, 64), (80, 64))
+    facts = {
+        "layer": None,
+        "layout": None,
+        "notes": (),
+        "measures": {},
+        "parameters": {},
+        "versions": {},
+        "image": None,
+    }
+    facts |= {"method": "m", "target": 0, "label": "l", "score": 0.0, "probability": None, "name": "n", "model": "d"}
+    facts |= {"input_size": (64, 64), "status": "ok", "seen": None, "world": None, "steps": ()}
+    made = functools.partial(Explanation, **facts)
+    alone = heat_of(made(heat=heat, placement=shown), 64)
+    assert alone.shape == (64, 64, 4)
+    assert alone[4, 4, 3] == round(255 * STRONGEST)
+    assert alone[40, 40, 3] == 0
+    signed = heat_of(made(heat=heat - 1.0 * (heat == 0), placement=shown), 64)
+    assert signed[40, 40, 2] > signed[40, 40, 0]
+    assert signed[4, 4, 0] > signed[4, 4, 2]
+    outside = heat_of(made(heat=heat, placement=part), 80)
+    assert (outside[:16, :, 3] == round(255 * VEILED)).all()
+    assert np.ptp(outside[:15, :, :3].astype(int), axis=2).max() == 0
+    assert outside[20, 4, 3] == round(255 * STRONGEST)
+    assert (outside[40:, :, 3] == 0).all()
+
+
+def test_a_picture_is_never_too_large():
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    assert image_of(encoded(noise)).shape[0] < 300
+    assert len(base64.b64decode(encoded(noise, 3000).partition(",")[2])) <= 3000
+
+
+def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
+    pytest.importorskip("pydicom")
+    from tests.scan_files import dicom
+    from tests.scan_files import written as as_file
+
+    scan = dicom(draw(1, "nodule").image.astype(np.uint16), BurnedInAnnotation="YES", Modality="DX")
+    (tmp_path / "a.dcm").write_bytes(as_file(scan))
+    (tmp_path / "list.csv").write_text("path,id\na.dcm,case 000", encoding="utf-8")
+    run_batch([GradCAM(load_model("phantom"))], tmp_path / "list.csv", tmp_path / "run", ["nodule"])
+    summary, own = full(findings=FINDINGS[:1], shortcut=Shortcut()), known()[:1]
+    for allowed in (False, True):
+        found = Run(tmp_path / "run", tmp_path / "list.csv")
+        shot = gallery(found, summary, own, {"nodule": "nodule"}, allow_pixels=allowed).shelves[0].shots[0]
+        assert (shot.photo is not None) is allowed
+        assert ("text may be part" in shot.missing) is not allowed
+
+
+def test_norms_are_mapped_to_sections_that_there_are():
+    rows = list(csv.DictReader(io.StringIO(norms_csv())))
+    assert {"norm", "item", "asks", "section", "part", "checked"} == set(rows[0])
+    claim = {row["item"] for row in rows if row["norm"] == "CLAIM 2024"}
+    assert claim == {str(n) for n in (23, *range(28, 34), *range(35, 41))}
+    assert {id_ for row in rows for id_ in row["section"].split()} <= {one.id for one in SECTIONS} | {"front"}
+    assert {"TRIPOD+AI", "EU AI Act", "IHE AIR"} <= {row["norm"] for row in rows}
+    assert all(all(row[name] for name in ("norm", "item", "asks", "part", "checked")) for row in rows)
+
+
+def test_the_page_says_which_items_nobody_has_checked(whole):
+    rows = list(csv.DictReader(io.StringIO(norms_csv())))
+    own = whole.partition('<section id="norms"')[2].partition("</section>")[0]
+    assert own.count("<strong>not checked</strong>") == sum(row["checked"] == "not checked" for row in rows) > 0
+    assert "still to be held against the text" in own
+
+
+def test_paper_gets_no_slider_and_nothing_that_sticks():
+    printed = page_module._own("page.css").partition("@media print")[2]
+    assert re.search(r"\.contents,[^{]*\.slide[^{]*\{ display: none", printed)
+    assert "break-inside: avoid" in printed
+    assert "::details-content" in printed
+    assert "sticky" not in printed
+    kept = re.search(r"([^{}]*)\{ break-after: avoid; \}", printed).group(1)
+    assert {"h2", "h3", "h3 + p", "summary", "thead", ".wall > p"} <= {one.strip() for one in kept.split(",")}
+
+
+def test_a_reason_can_be_broken_and_only_a_screen_is_a_phone():
+    style = page_module._own("page.css")
+    for rule in re.findall(r"([^{}]+)\{([^{}]*nowrap[^{}]*)\}", style):
+        assert not re.search(r"\bsmall\b|\.figure\s*$|thead", rule[0].replace(".tally thead th", "")), rule
+    assert "@media (max-width: 52rem)" not in style
+    assert "@media screen and (max-width: 52rem)" in style
+    assert re.search(r"\.tree > div \{ display: flex; flex-wrap: wrap", style)

@@ -1,0 +1,528 @@
+"""Sentences of the report, compared with the numbers they speak of, for empty, partial and contradicting results."""
+
+import importlib
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("jinja2")
+pytest.importorskip("pyarrow")
+pytest.importorskip("scipy")
+pytest.importorskip("matplotlib")
+
+from camscope.audit.core.schema import Check, Held, Intervention, Leak, Number, Strategies, Summary, plain
+from camscope.audit.core.summary_values import number
+from camscope.audit.performance.auc import auroc, average_precision
+from camscope.audit.performance.leakage import leak
+from camscope.audit.performance.subgroups import contrast, contrast_aurocs
+from camscope.audit.report import page, unknown
+from camscope.audit.report.number_format import written
+from camscope.audit.report.sentences import (
+    Count,
+    Name,
+    declared,
+    groups_of_maps,
+    held,
+    intervals,
+    localised,
+    measured,
+    no_objection,
+    numbers_of,
+    patients,
+    scores,
+)
+from camscope.audit.report.verdict_labels import SUBJECTS, subject_of
+from camscope.audit.shortcuts.effect_sizes import insertion
+from camscope.audit.verdicts import verdicts
+from camscope.audit.verdicts.limitations import warnings
+from camscope.metrics.statistics import difference, estimated
+from tests.audit_summary import FINDINGS, full, nothing, num, verdict
+
+ROUNDS = 80
+WORDS = ("supported", "not supported", "not testable")
+REGION, FINDING = "token", "nodule"
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch):
+    """Figures take seconds, and say nothing here."""
+    module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
+    names = ("performance", "localisation", "faithfulness", "sanity", "robustness", "regions", "interventions", "blanked",
+             "leaks", "clusters")  # fmt: skip
+    monkeypatch.setattr(module, "figures", lambda summary: dict.fromkeys(names, ()))
+
+
+def text(sentence):
+    """As a reader sees it."""
+    made = []
+    for part in sentence:
+        match part:
+            case Name(words):
+                made.append(words)
+            case Count():
+                made.append(written(part.value))
+            case Number():
+                made.append(written(part.value))
+            case str():
+                made.append(part)
+            case _:
+                made.append(written(part))
+    return "".join(made)
+
+
+def on_page(html):
+    return " ".join(re.sub(r"<[^>]*>", " ", html.partition("<body>")[2]).split())
+
+
+# --- what nothing speaks against
+
+
+def some_verdicts(random):
+    """Any number of verdicts, also none: of one word alone, or of any."""
+    questions = [(name, question) for name, subject in SUBJECTS.items() for question in subject.questions]
+    only = random.choice([*WORDS, "any"])
+    made = []
+    for n in range(random.choice([0, 1, 3, 16])):
+        _, question = questions[random.integers(len(questions))]
+        word = only if only != "any" else str(random.choice(WORDS))
+        speaks = "neither" if word == "not testable" else str(random.choice(["for", "against", "neither"]))
+        made.append(
+            verdict(question, f"claim {n}", FINDING, word, speaks, num(1.0, 0.1), 0.1, "shortcut", str(n), "why")
+        )
+    return tuple(made)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_nothing_speaks_against_only_what_could_be_tested(seed):
+    made = nothing().model_copy(update={"verdicts": some_verdicts(np.random.default_rng(seed))})
+    for name, subject in SUBJECTS.items():
+        said = text(no_objection(made, subject.name, subject.questions))
+        about = [one for one in made.verdicts if subject_of(one.question) == name]
+        tested = [one for one in about if one.word != "not testable"]
+        if found := re.match(r"Nothing that could be tested .*: (\d+) of (\d+) (questions?) could be tested", said):
+            assert (int(found[1]), int(found[2])) == (len(tested), len(about))
+            assert found[3] == ("question" if len(about) == 1 else "questions")
+            assert tested
+        elif found := re.match(r"None of the (\d+) questions about .* could be tested. This says nothing for", said):
+            assert int(found[1]) == len(about) > 0
+            assert not tested
+        elif said.startswith("The only question"):
+            assert len(about) == 1
+            assert not tested
+        else:
+            assert said.startswith("No question")
+            assert not about
+
+
+def test_ten_questions_that_could_not_be_tested_clear_nobody():
+    open_ones = tuple(
+        verdict("shortcut", f"claim {n}", FINDING, "not testable", "neither", num(1.0), 0.1, "shortcut", str(n), "few")
+        for n in range(10)
+    )
+    html = page(nothing().model_copy(update={"verdicts": open_ones}))
+    said = on_page(html)
+    assert "None of the 10 questions about the model could be tested. This says nothing for the model." in said
+    assert "No question about the maps was asked" in said
+    assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
+        "What speaks", ""
+    )
+    assert unknown(html, plain(nothing().model_copy(update={"verdicts": open_ones}))) == []
+
+
+# --- removal and insertion
+
+
+def effect(random, kind, fill=None):
+    """An effect of any kind of evidence: none at all, of few patients, or with an interval anywhere."""
+    size = int(random.choice([0, 3, 7, 12, 60]))
+    value = round(float(random.choice([-0.6, -0.3, 0.0, 0.3, 0.6])), 3)
+    spread = float(random.choice([0.05, 0.25, 0.5]))
+    if not size:
+        return Intervention(
+            region=REGION, finding=FINDING, kind=kind, fill=fill, effect=Number(reason="no image has it")
+        )
+    made = num(value, spread if size >= 6 else None, n=size, groups=size)
+    if kind == "insert":
+        made = made.model_copy(
+            update={"n": 3 * size, "unit": "insertions", "roles": (("receivers", 3 * size), ("donors", size))}
+        )
+    return Intervention(region=REGION, finding=FINDING, kind=kind, fill=fill, effect=made)
+
+
+def counts(one):
+    return one.effect.low is not None and one.effect.groups >= 10
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_what_is_said_of_insertion_and_removal_is_so(seed):
+    random = np.random.default_rng(seed)
+    removals = [effect(random, "remove", fill) for fill in ("mean", "blur")][: random.integers(3)]
+    every = (*[effect(random, "insert")][: random.integers(2)], *removals)
+    marker = bool(random.integers(2))
+    shortcut = full().shortcut.model_copy(
+        update={"regions": {REGION: 80}, "markers": {FINDING: (REGION,) if marker else ()}, "interventions": every,
+                "levels": ()}
+    )  # fmt: skip
+    (one,) = [v for v in verdicts(full(shortcut=shortcut)) if v.question == "shortcut" and v.finding == FINDING]
+    ways = {
+        "insertion": [each for each in every if each.kind == "insert"],
+        "removal": [each for each in every if each.kind == "remove"],
+    }
+    for way, own in ways.items():
+        with_value = [each for each in own if each.effect.value is not None]
+        if f"{way} was not tested" in one.reason:
+            assert not with_value
+        if f"{way} was measured in too few patients" in one.reason:
+            assert with_value
+            assert not any(counts(each) for each in with_value)
+        if f"{way} was measured but does not count" in one.reason:
+            assert with_value
+            assert way == "removal"
+            assert not marker
+        for side, sign in (("for", 1), ("against", -1)):
+            if re.search(rf"{way} speaks {side} (the finding|it)", one.reason):
+                assert with_value
+                assert all(sign * each.effect.value > 0 for each in with_value if counts(each))
+    if "every effect" in one.reason:
+        counted = [each for way, own in ways.items() for each in own if counts(each) and (way == "insertion" or marker)]
+        assert counted
+        assert all(each.effect.low > -0.1 and each.effect.high < 0.1 for each in counted)
+    if "no image has it" in one.reason:
+        assert any(each.effect.value is None for each in every)
+    if one.word != "not testable":
+        assert one.effect.groups >= 10
+    assert one.reason or one.word != "not testable"
+
+
+def test_a_removal_that_is_shown_was_tested():
+    # every image has the region: its removal is measured, stands in the table, and decides nothing
+    shown = [
+        Intervention(region="border", finding=FINDING, kind="remove", fill=fill, effect=num(0.5, 0.1, n=80, groups=80))
+        for fill in ("mean", "blur")
+    ]
+    given = Intervention(
+        region="border", finding=FINDING, kind="insert", fill=None, effect=num(0.0, 0.05, n=80, groups=80)
+    )
+    shortcut = full().shortcut.model_copy(
+        update={"regions": {"border": 80}, "markers": {}, "interventions": (*shown, given), "levels": ()}
+    )
+    summary = full(shortcut=shortcut)
+    (one,) = [v for v in verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
+    assert one.reason == (
+        "every effect that counts lies within the margin; removal was measured but does not count, because every image has "
+        "this region; a reliance in fewer than 3.7 % of patients could have been missed"
+    )
+
+
+# --- maps
+
+NOTHING_KNOWN = "which knows nothing of the model"
+
+
+def any_number(random, low, high):
+    """None at all, of few patients, or with an interval."""
+    size = int(random.choice([0, 4, 8, 40]))
+    if not size:
+        return Number(reason="no map has a value")
+    spread = float(random.choice([0.02, 0.4])) if size >= 6 else None
+    return num(round(float(random.uniform(low, high)), 3), spread, n=size, groups=size, baseline=1.2, name="centre")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_said_of_maps_is_so(seed):
+    random = np.random.default_rng(seed)
+    whole = full(findings=(FINDING,))
+    line = next(one for one in whole.localise.lines if (one.metric, one.control) == ("enrichment", False))
+    over = any_number(random, -1, 1) if random.integers(4) else None
+    line = line.model_copy(update={"value": any_number(random, 1.0, 3.0), "over": over})
+    mass = next(one for one in whole.shortcut.masses if one.resolved and one.region not in ("the finding", "the organ"))
+    mass = mass.model_copy(update={"enrichment": any_number(random, 1.0, 3.0), "most": None})
+    summary = full(
+        findings=(FINDING,),
+        localise=whole.localise.model_copy(update={"lines": (line,), "levels": ()}),
+        shortcut=whole.shortcut.model_copy(update={"masses": (mass,)}),
+    )
+    made = verdicts(summary)
+    (on_finding,) = [one for one in made if one.question == "localisation"]
+    (on_region,) = [one for one in made if one.question == "where the maps lie"]
+    assert_the_interval_is_as_told(on_finding, line.value)
+    assert_the_interval_is_as_told(on_region, mass.enrichment)
+    if f"{NOTHING_KNOWN}, does as well" in on_finding.reason:
+        assert over.high <= 0
+    if "it cannot be told from centre" in on_finding.reason:
+        assert over.low <= 0 < over.high
+    if "it was not compared with" in on_finding.reason:
+        assert over is None or over.value is None
+    if "what maps of other patients have" in on_region.reason:
+        assert mass.enrichment.low <= mass.enrichment.baseline
+    for one in (on_finding, on_region):
+        assert one.reason or one.word != "not testable"
+
+
+def assert_the_interval_is_as_told(one, value):
+    if one.word == "supported":
+        assert value.low > one.margin
+    if "the interval holds the margin" in one.reason:
+        assert value.low <= one.margin <= value.high
+    if found := re.search(r"too few patients to tell: (\d+)", one.reason):
+        assert int(found[1]) < 10
+
+
+# --- what is counted
+
+
+def test_the_smallest_of_three_counts_is_no_number_of_patients():
+    # 92 pairs of 92 receivers, with the regions of 20 patients, and the pixels of 31 others
+    random = np.random.default_rng(0)
+    pairs = np.arange(92)
+    made = insertion(
+        "token",
+        np.zeros(92),
+        random.normal(1, 0.1, 92),
+        1.0,
+        list(pairs),
+        donors=list(pairs % 20),
+        others=list(pairs % 31),
+    )
+    found = number(made.estimate)
+    assert (found.n, found.unit, found.groups) == (92, "insertions", 20)
+    assert found.roles == (("receivers", 92), ("donors", 20), ("third patients", 31))
+    one = Intervention(region="marker", finding=FINDING, kind="insert", fill=None, effect=found)
+    shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
+    summary = full(shortcut=shortcut)
+    html = page(summary)
+    assert "92 insertions 92 receivers, 20 donors, 31 third patients" in on_page(html)
+    assert "92 of 20 patients" not in on_page(html)
+    assert unknown(html, plain(summary)) == []
+    few = insertion("token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], others=range(9))
+    assert "9 receivers, 2 donors, 9 third patients, and 6 are needed" in number(few.estimate).reason
+
+
+def test_no_count_of_patients_exceeds_that_of_images():
+    said = on_page(page(full()))
+    known = re.findall(r"(\d[\d,]*) of (\d[\d,]*) patients?", said)
+    assert known
+    assert all(int(people.replace(",", "")) <= int(images.replace(",", "")) for images, people in known)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped):
+    check = full().check.model_copy(update={"grouped": grouped, "patients": 12})
+    said = text(patients(check))
+    assert said.startswith(
+        "The images are of 12 patients." if grouped else "No column says which images are of one patient"
+    )
+    (few,) = [one for one in warnings(full(check=check)) if "are only" in one]
+    assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
+    assert not any("only 0" in one for one in warnings(full(check=Check(tested=False, reason="skipped"))))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_warnings_count_what_they_say(seed):
+    random = np.random.default_rng(seed)
+    whole = full()
+    statuses = {
+        "ok": int(random.integers(5)),
+        "flat": int(random.integers(5)),
+        "no_spatial_resolution": int(random.integers(5)),
+    }
+    maps = whole.explain.maps[0].model_copy(update={"statuses": statuses, "maps": sum(statuses.values())})
+    steps = tuple(whole.explain.failures[0].model_copy(update={"rows": int(n)}) for n in random.integers(0, 3, 2))
+    told = list(warnings(full(explain=whole.explain.model_copy(update={"maps": (maps,), "failures": steps}))))
+    flagged = [one for one in told if "with a flag" in one]
+    odd = statuses["flat"] + statuses["no_spatial_resolution"]
+    assert bool(flagged) == (odd > 0.1 * sum(statuses.values()))
+    for one in flagged:
+        maps = "map" if sum(statuses.values()) == 1 else "maps"
+        assert f": {odd} of {sum(statuses.values())} {maps} (" in one
+        assert f"flat: {statuses['flat']}" in one
+        assert f"no spatial resolution: {statuses['no_spatial_resolution']}" in one
+    lost = sum(one.rows for one in steps)
+    assert any(re.match(rf"{lost} images? lacks? a map", one) for one in told) == (lost > 0)
+
+
+# --- intervals
+
+
+def test_an_estimate_says_how_its_interval_was_made():
+    random = np.random.default_rng(0)
+    truth = np.arange(60) % 2 == 0
+    answer = truth + random.normal(0, 1, 60)
+    level = np.arange(60) % 4 < 2
+    made = {
+        "bootstrap": [
+            estimated(answer),
+            average_precision(truth, answer),
+        ],
+        "korn-graubard": [estimated(truth, bounds=(0, 1))],
+        "student": [contrast(answer, level, margin=0.1)[0].difference, difference(answer, answer[::-1])],
+        "newcombe": [auroc(truth, answer), leak(random.normal(0, 1, (60, 3)), level.tolist(), permutations=2).auroc],
+        "square-and-add": [contrast_aurocs(truth, answer, level, margin=0.1)[0].difference],
+        "clustered": [insertion("a", np.zeros(60), answer, 1.0, range(60), donors=list(range(30)) * 2).estimate],
+    }
+    for method, own in made.items():
+        for one in own:
+            assert one.method == method
+            assert number(one).interval == method
+    assert number(estimated([0.1, 0.2, 0.3])).interval == "", "of three patients there is no interval"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_methods_that_are_named_are_those_of_the_numbers(seed):
+    random = np.random.default_rng(seed)
+    methods = ("", "bootstrap", "newcombe", "clustered", "square-and-add", "a new one")
+    summary = Summary.model_validate(marked_at_random(plain(full()), methods, random))
+    found = intervals(summary)
+    by_name: dict[str, set[str]] = {}
+    for label, one in numbers_of(summary):
+        by_name.setdefault(label, set()).update({one.interval} - {""})
+    for label, kinds in by_name.items():
+        assert sum(label in one.used_for for one in found) == len(kinds)
+    assert any("Newcombe" in text(one.text) for one in found) == any("newcombe" in kinds for kinds in by_name.values())
+    assert any("bootstrap over patients" in text(one.text) for one in found) == any(
+        "bootstrap" in k for k in by_name.values()
+    )
+    if seed == 0:
+        html = page(summary)
+        assert unknown(html, plain(summary)) == []
+        assert "draws of patients" not in on_page(html)
+
+
+def marked_at_random(node, methods, random):
+    """A plain summary whose intervals are of any method."""
+    if isinstance(node, list):
+        return [marked_at_random(one, methods, random) for one in node]
+    if not isinstance(node, dict):
+        return node
+    made = {name: marked_at_random(one, methods, random) for name, one in node.items()}
+    return made | ({"interval": str(random.choice(methods))} if "interval" in made else {})
+
+
+# --- leaks, declarations, groups, shares
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_why_a_column_cannot_be_told_is_so(seed):
+    random = np.random.default_rng(seed)
+    value, spread = round(float(random.uniform(0.4, 0.9)), 3), float(random.choice([0.02, 0.1, 0.2]))
+    one = Leak(
+        column="site", auroc=num(value, spread, 60, 60), null_high=float(random.uniform(0.5, 0.9)), readable=False
+    )
+    shortcut = full().shortcut.model_copy(update={"leaks": (one,)})
+    (found,) = [v for v in verdicts(full(shortcut=shortcut)) if v.question == "leak"]
+    if "includes 0.5" in found.reason:
+        assert one.auroc.low <= 0.5
+    if "gave as much" in found.reason:
+        assert value <= one.null_high
+    if "not wholly below the margin" in found.reason:
+        assert one.auroc.high >= 0.6
+    assert "holds the margin" not in found.reason or one.auroc.low <= 0.6 <= one.auroc.high
+
+
+@pytest.mark.parametrize(
+    ("provenance", "said"),
+    [
+        ({}, "It is not recorded whether other margins were declared"),
+        (
+            {"declarations": 1, "declared_before_looking": True},
+            "The config was declared before the model was asked anything",
+        ),
+        (
+            {"declarations": 3, "declared_before_looking": True},
+            "3 different configs were declared: this one is the first",
+        ),
+        ({"declarations": 3, "declared_before_looking": False}, "declared after results of another one could be seen"),
+    ],
+)
+def test_margins_are_said_to_be_declared_first_only_where_they_were(provenance, said):
+    assert said in text(declared(provenance))
+    assert ("declared before the model was asked" in text(declared(provenance))) == bool(
+        provenance.get("declared_before_looking")
+    )
+
+
+def test_a_page_of_a_second_config_does_not_call_it_declared_first():
+    said = on_page(page(nothing(), None, {"declarations": 2, "declared_before_looking": False}))
+    assert said.count("declared after results of another one could be seen") == 2
+    assert "declared before" not in said.lower()
+
+
+@pytest.mark.parametrize(("claimed", "reason"), [(1, ""), (2, ""), (1, "fewer than 20 maps")])
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_groups_of_maps(claimed, reason, left_out):
+    one = Strategies(
+        finding=FINDING, method="gradcam", claimed=claimed, maps=18, left_out=left_out, patients=17, reason=reason
+    )
+    said = text(groups_of_maps(one))
+    assert said.startswith(
+        "Not tested" if reason else "2 groups are claimed" if claimed == 2 else "No grouping is claimed"
+    )
+    if not reason:
+        assert "18 maps of 17 patients" in said
+        assert ("3 more have no positive values" in said) == bool(left_out)
+
+
+def test_a_share_that_there_is_none_of_is_not_written_as_one():
+    said = text(held(Held(metric="stability", finding=FINDING, share=Number(reason="no image"))))
+    assert said == "It is not known how often the answer for nodule held under the changes of stability (no image)."
+    assert "0.9" in text(held(Held(metric="stability", finding=FINDING, share=num(0.9, 0.1))))
+
+
+def test_what_images_were_used_is_told_finding_by_finding():
+    first, second = FINDINGS
+    lines = tuple(
+        line.model_copy(update={"value": line.value.model_copy(update={"n": 148 if line.finding == first else 7})})
+        for line in full().localise.lines
+    )
+    said = [text(one) for one in localised(full().localise.model_copy(update={"lines": lines}))]
+    assert said == [
+        f"Images with {name} whose place is marked and whose maps have a value: {count}."
+        for name, count in ((first, 148), (second, 7))
+    ]
+    assert list(measured(full().robustness)) == []
+
+
+def test_log_odds_made_from_probabilities_do_end():
+    plain_ones = full()
+    ended = full(predict=plain_ones.predict.model_copy(update={"probabilities": True}))
+    assert "before a softmax or sigmoid" in scores(plain_ones)
+    assert "end where these round to 0 or 1" in scores(ended)
+
+
+def test_the_share_of_missed_images_is_no_share_of_a_map():
+    from camscope.audit.core.schema import Cluster
+
+    cluster = Cluster(number=1, images=9, prototypes=(), mass={"marker": 0.2}, missed=0.4375)
+    one = full().shortcut.strategies[0].model_copy(update={"clusters": (cluster,)})
+    summary = full(shortcut=full().shortcut.model_copy(update={"strategies": (one,)}))
+    html = page(summary)
+    assert "Probability below a half" in on_page(html)
+    assert unknown(html, plain(summary)) == []
+
+
+def test_the_report_says_which_category_counted():
+    from camscope.audit.core.schema import Marked
+
+    marks = Marked(name=FINDING, source="a COCO file", categories=("WBC",), left_out=("RBC", "Platelets"))
+    html = page(full(check=full().check.model_copy(update={"marked": (marks,)})))
+    said = on_page(html)
+    assert said.count("Marked places of nodule : WBC of a COCO file . Not counted: RBC , Platelets .") == 2
+
+
+def test_the_console_says_which_category_counted(capsys):
+    from types import SimpleNamespace
+
+    from camscope.audit.core.schema import Marked
+    from camscope.cli.audit import tell
+
+    marks = (
+        Marked(name=FINDING, source="a COCO file", categories=("WBC",), left_out=("RBC", "Platelets")),
+        Marked(name="the organ", source="the column 'lungs'"),
+    )
+    summary = full(check=full().check.model_copy(update={"marked": marks}))
+    tell(SimpleNamespace(summary=summary, verdicts=summary.verdicts, report="report.html"))
+    said = capsys.readouterr().out
+    assert f"marked  {FINDING}: WBC of a COCO file; not counted: RBC, Platelets" in said
+    assert "marked  the organ: the column 'lungs'" in said

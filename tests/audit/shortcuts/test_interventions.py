@@ -1,0 +1,429 @@
+"""Interventions: on nets whose answer is known by hand, and on nets that were taught a shortcut or none."""
+
+import copy
+import importlib
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from camscope.audit.core.summary_values import number
+from camscope.audit.performance.model_outputs import LogOdds, asked
+from camscope.audit.shortcuts.effect_sizes import Effect, insertion, removal, spread, untested
+from camscope.audit.shortcuts.image_edits import exchanged, inserted, kept, removed
+from camscope.audit.shortcuts.reliance import evidence, reliance
+from camscope.errors import GeometryError, InputError, TargetError, UndefinedError
+from camscope.metrics.clustered_mean import multiway
+from camscope.metrics.statistics import Estimate
+from camscope.phantom.shortcut_study import draw_study, train_shortcut_net
+from camscope.targets import Score
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # benchmarks/ is not installed
+power = importlib.import_module("benchmarks.audit_power")
+
+
+class Sum(nn.Module):
+    """(N,1,H,W) -> (N,2): 0, and the weighted sum of all pixels."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = nn.Parameter(weights)
+
+    def forward(self, x):
+        total = (x[:, 0] * self.weights).flatten(1).sum(1)
+        return torch.stack([torch.zeros_like(total), total], 1)
+
+
+# The question
+
+
+def test_log_odds_are_those_of_one_class_against_all_others():
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    assert LogOdds(1)(logits).item() == pytest.approx(2 - np.log(np.exp(1) + np.exp(3)))
+    assert LogOdds(1)(logits + 7).item() == pytest.approx(LogOdds(1)(logits).item())
+    chance = logits.softmax(1)[0, 1].item()
+    assert LogOdds(1)(logits).item() == pytest.approx(np.log(chance / (1 - chance)))
+    assert LogOdds(1, "sigmoid")(logits).item() == 2
+    assert LogOdds(0, "sigmoid")(torch.tensor([[0.5], [-2.0]])).tolist() == [0.5, -2.0]
+
+
+def test_log_odds_do_not_saturate_and_keep_their_precision():
+    far = torch.tensor([[0.0, 200.0, -1.0], [0.0, 300.0, -1.0]])  # the softmax of both is 1
+    gap = LogOdds(1)(far).diff().item()
+    assert gap == 100
+    assert LogOdds(1)(far.half()).dtype == torch.float32
+
+
+def test_log_odds_of_probabilities_are_of_their_logarithms():
+    net, x = nn.Sequential(nn.Flatten(), nn.Softmax(1)), torch.tensor([[[0.0, 2.0]], [[0.0, -400.0]]])
+    plain = asked(nn.Flatten(), x, LogOdds(1))
+    found = asked(net, x, LogOdds(1))
+    assert found[0] == pytest.approx(plain[0], rel=1e-5)
+    assert np.isfinite(found).all()  # e^-400 is 0 in float32: its logarithm ends where the type does
+
+
+def test_a_question_can_be_pickled_shown_and_explained():
+    question = LogOdds(1, "sigmoid")
+    assert pickle.loads(pickle.dumps(question)) == question  # our own bytes
+    assert repr(question) == "LogOdds(index=1, kind='sigmoid')"
+    score = Score(nn.Identity(), LogOdds(1), categories=["clear", "lesion"])
+    assert score(torch.tensor([[1.0, 3.0]])).tolist() == [2.0]
+    assert score.label_of(0) == "log odds of lesion"
+    with pytest.raises(InputError, match="kind"):
+        LogOdds(0, "tanh")
+    with pytest.raises(TargetError, match='LogOdds\\(0, "sigmoid"\\)'):
+        LogOdds(0)(torch.zeros(3, 1))
+    with pytest.raises(TargetError, match="class 4 is out of range"):
+        LogOdds(4)(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7])
+def test_asking_gives_each_image_its_own_answer_and_leaves_the_model_alone(batch_size):
+    net = Sum(torch.ones(4, 4)).train()
+    x = torch.arange(23.0)[:, None, None, None].expand(23, 1, 4, 4)
+    assert asked(net, x, LogOdds(1), batch_size=batch_size) == pytest.approx(16 * np.arange(23.0))
+    assert net.training
+    assert net.weights.grad is None
+    assert asked(net, x[:0], LogOdds(1)).shape == (0,)
+
+
+# Changing images
+
+
+def test_removing_keeping_and_inserting_change_the_region_and_nothing_else():
+    x = torch.rand(3, 2, 6, 6, dtype=torch.float64)
+    masks = torch.zeros(3, 6, 6, dtype=torch.bool)
+    masks[0, :2, :3], masks[1, 5, 5] = True, True
+    before = x.clone()
+    for fill in ("mean", "blur", "noise", "zero", "inpainting"):
+        without, alone = removed(x, masks, fill), kept(x, masks, fill)
+        assert torch.equal(without[~masks[:, None].expand_as(x)], x[~masks[:, None].expand_as(x)])
+        assert torch.equal(alone[masks[:, None].expand_as(x)], x[masks[:, None].expand_as(x)])
+        assert not torch.equal(without[0], x[0])
+        assert torch.equal(without[2], x[2])
+    assert torch.allclose(removed(x, masks)[1, :, 5, 5], x[1].mean((1, 2)))
+    assert (removed(x, masks, "zero")[0, :, :2, :3] == 0).all()
+    donors = torch.rand_like(x)
+    pasted = inserted(x, masks, donors)
+    assert torch.equal(pasted, torch.where(masks[:, None], donors, x))
+    assert torch.equal(x, before)
+    with pytest.raises(GeometryError, match="one for each input"):
+        removed(x, masks[:2])
+    with pytest.raises(GeometryError, match="one donor for each image"):
+        inserted(x, masks, donors[:1])
+
+
+def test_the_exchange_takes_negatives_without_the_region_and_positives_with_it():
+    random = np.random.default_rng(0)
+    truth, carried = random.random(80) < 0.5, random.random(80) < 0.5
+    people = (np.arange(80) // 2).tolist()
+    rows, donors, others = exchanged(truth, carried, people, seed=3)
+    assert (~truth[rows] & ~carried[rows]).all()
+    assert (truth[donors] & carried[donors]).all()
+    assert (~truth[others] & ~carried[others]).all()
+    assert all(len({people[i] for i in three}) == 3 for three in zip(rows, donors, others, strict=True))
+    assert rows.tolist() == np.flatnonzero(~truth & ~carried).tolist()
+    counts = np.bincount(donors)[np.flatnonzero(truth & carried)]
+    assert counts.max() <= counts.min() + 2
+    assert all(
+        (a == b).all() for a, b in zip(exchanged(truth, carried, people, seed=3), (rows, donors, others), strict=True)
+    )
+    assert (exchanged(truth, carried, people, seed=4).donors != donors).any()
+
+
+def test_the_exchange_makes_do_with_what_there_is_or_says_why_not():
+    truth = np.arange(20) % 2 == 0
+    everywhere = exchanged(truth, np.ones(20, bool))  # a border: of positives, into negatives
+    assert not truth[everywhere.rows].any()
+    assert truth[everywhere.donors].all()
+    negative_only = exchanged(truth, ~truth)  # its donors are negatives, and only positives lack it
+    assert truth[negative_only.rows].all()
+    assert not truth[negative_only.donors].any()
+    for carried, positive, reason in (
+        (np.zeros(20, bool), truth, "no image carries"),
+        (np.ones(20, bool), np.ones(20, bool), "none is negative"),
+    ):
+        with pytest.raises(UndefinedError, match=reason):
+            exchanged(positive, carried)
+    with pytest.raises(UndefinedError, match="three patients"):
+        exchanged(truth, ~truth, ["one"] * 20)
+    with pytest.raises(InputError, match="of both"):
+        exchanged(truth, truth[:3])
+
+
+# Effects
+
+
+def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
+    weights = torch.zeros(8, 8)
+    weights[0, 0], weights[4, 4] = 3.0, 1.0
+    net, random = Sum(weights), np.random.default_rng(0)
+    x = torch.zeros(40, 1, 8, 8)
+    x[:, 0, 4, 4] = torch.from_numpy(random.normal(0, 2, 40)).float()
+    x[:20, 0, 0, 0] = 1.0
+    masks = torch.zeros(40, 8, 8, dtype=torch.bool)
+    masks[:20, 0, 0] = True
+    clean = asked(net, x, LogOdds(1))
+    unit = spread(clean)
+    assert unit == pytest.approx(clean.std(ddof=1))
+    gone = removal("token", "zero", clean[:20], asked(net, removed(x[:20], masks[:20], "zero"), LogOdds(1)), unit)
+    assert (gone.estimate.mean, gone.n, gone.spread) == (pytest.approx(3 / unit), 20, unit)
+    given = inserted(x[20:], masks[:20], x[:20])
+    added = insertion("token", clean[20:], asked(net, given, LogOdds(1)), unit, [*"abcdefghij"] * 2)
+    assert (added.estimate.mean, added.estimate.groups) == (pytest.approx(3 / unit), 10)
+    assert added.estimate.low == added.estimate.high == added.estimate.mean  # the same for all
+    assert (gone.name, gone.fill, added.name, added.fill) == ("remove token", "zero", "insert token", None)
+
+
+def test_effects_that_are_not_there_say_why():
+    assert removal("token", "mean", [], [], 1.0).undefined == "no image has the region, or lacks it"
+    assert removal("token", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).undefined == "an answer is not finite"
+    few = removal("token", "mean", np.arange(5.0), np.zeros(5), 1.0)
+    assert (few.effect.value, few.effect.low, few.effect.groups) == (2.0, None, 5)
+    with pytest.raises(UndefinedError, match="do not differ"):
+        spread([2.0, 2.0])
+    with pytest.raises(InputError, match="above 0"):
+        removal("token", "mean", [1.0], [0.0], 0.0)
+
+
+# The verdict
+
+
+def effect(low, high, fill="mean", groups=60):
+    return Effect("", fill, Estimate((low + high) / 2, low, high, groups, groups), 1.0, groups)
+
+
+FOR, AGAINST, NOTHING, WIDE = (0.3, 0.5), (-0.5, -0.3), (-0.05, 0.05), (-0.02, 0.3)
+
+RULE = {
+    "both": ([FOR], [FOR, FOR], "supported", "insertion speaks for the finding; removal speaks for it"),
+    "insertion alone": ([FOR], [], "supported", "insertion speaks for the finding; removal was not tested"),
+    "only where it is added": ([FOR], [NOTHING, NOTHING], "supported", "removal does not show it"),
+    "only where it is": ([NOTHING], [FOR, FOR], "supported", "removal speaks for the finding; insertion does not"),
+    "a token of the healthy": ([AGAINST], [AGAINST, AGAINST], "supported", "insertion speaks against the finding"),
+    "insertion open": ([WIDE], [FOR, FOR], "supported", "insertion leaves it open"),
+    "nothing": (
+        [NOTHING],
+        [NOTHING, NOTHING],
+        "not supported",
+        "every effect that counts lies within the margin; a reliance in fewer than",
+    ),
+    "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
+    "one fill": ([NOTHING], [FOR], "not testable", "one fill"),
+    "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the fills disagree"),
+    "fills contradict": ([], [FOR, AGAINST], "not testable", "the fills disagree"),
+    "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images would tell"),
+    "none": ([], [], "not testable", "there is no insertion or removal that counts"),
+}
+
+
+@pytest.mark.parametrize("case", RULE)
+def test_the_rule_of_reliance(case):
+    insert, remove, word, reason = RULE[case]
+    fills = ("mean", "blur")
+    found = reliance([effect(*one, None) for one in insert], [effect(*one, fills[i]) for i, one in enumerate(remove)])
+    assert found[0] == word
+    assert reason in found[1]
+
+
+def test_reliance_needs_patients_and_a_margin():
+    few = [effect(*FOR, None, groups=9)]
+    why = "fewer than 10 patients are given the region, have it, or lack it: 9"
+    assert reliance(few, []) == ("not testable", why)
+    why = "there are fewer than 10 patients with the region: 9"
+    assert reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
+    assert reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
+    with pytest.raises(InputError, match="prevalence=5: expected a share"):
+        reliance(few, [], prevalence=5)
+    assert reliance([], [untested("remove token", "mean", "no image has it")]) == ("not testable", "no image has it")
+    assert reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
+    assert reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
+    with pytest.raises(InputError, match="positive"):
+        reliance([], [], margin=0.0)
+
+
+def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared():
+    def found(groups, prevalence=0.05, insert=()):
+        return reliance(insert, [effect(*NOTHING, fill, groups) for fill in ("mean", "blur")], prevalence=prevalence)
+
+    assert 0.95**58 > 0.05 > 0.95**59  # with 58 patients one in twenty is met with less than 95 % certainty
+    word, reason = found(58)
+    assert word == "not testable"
+    assert "fewer than 5.0 % of patients could have been missed: 59 patients are needed for 5 %" in reason
+    word, reason = found(100)
+    assert (word, "fewer than 3.0 % of patients could have been missed" in reason) == ("not supported", True)  # 3 / 100
+    assert found(59)[0] == found(29, 0.1)[0] == "not supported"
+    assert found(28, 0.1)[0] == "not testable"
+    assert found(20, insert=[effect(*NOTHING, None, 59)])[0] == "not supported"  # the same question, by another way
+    assert evidence([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")])[0] == "not testable"
+
+
+@pytest.mark.parametrize(
+    ("patients", "share", "size", "most"),
+    [(10, 0.05, 3.0, 0), (20, 0.05, 3.0, 0), (40, 0.03, 5.0, 0), (100, 0.05, 3.0, 0.1)],
+)
+def test_a_rare_large_reliance_is_not_called_absent(patients, share, size, most):
+    random, absent = np.random.default_rng(9), 0
+    for seed in range(60):
+        met, clean = random.random(patients) < share, random.normal(size=patients)
+        gone = [clean - size * met - 0.02 * random.normal(size=patients) for _ in range(2)]
+        shown = [
+            removal("token", fill, clean, each, 1.0, list(range(patients)), replicates=200, seed=seed)
+            for fill, each in zip(("mean", "blur"), gone, strict=True)
+        ]
+        absent += reliance([], shown)[0] == "not supported"
+    assert absent <= most * 60
+
+
+@pytest.mark.parametrize(
+    ("receivers", "donors", "others", "lacking"),
+    [(12, 16, 9, "9 third patients"), (12, 7, 12, "7 donors"), (8, 16, 9, "8 receivers and 9 third patients")],
+)
+def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(receivers, donors, others, lacking):
+    n = np.arange(16)
+    kinds = {"donors": (n % donors).tolist(), "others": (n % others).tolist()}
+    made = insertion("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
+    why = f"10 patients of each kind are needed, and there are {lacking}"
+    assert reliance([made], []) == ("not testable", why)
+    assert insertion("border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())).few == ""
+
+
+def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_again():
+    for seed in range(100):
+        rows, _, others = exchanged(np.arange(27) < 16, np.ones(27, bool), seed=seed)
+        assert len(rows) == 11
+        assert len(set(others.tolist())) >= 10
+        assert (rows != others).all()
+
+
+@pytest.mark.parametrize(("donors", "word"), [(2, "not testable"), (9, "not testable"), (10, "supported")])
+def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_given_it(donors, word):
+    truth, carried = np.arange(70) < 30, np.arange(70) < donors
+    rows, givers, _ = exchanged(truth, carried)
+    gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
+    made = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
+    assert (made.estimate.n, made.estimate.groups) == (len(rows), donors)
+    assert np.isnan(made.estimate.low) if donors < 6 else made.estimate.low > 2
+    assert reliance([made], [])[0] == word
+
+
+def test_the_interval_of_an_insertion_is_of_other_donors_too():
+    def held(draw: int) -> tuple[bool, bool]:
+        random = np.random.default_rng(draw)
+        rows, givers, others = exchanged(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
+        patients = random.normal(0, 0.2, 110) + np.where(np.arange(110) < 10, random.normal(0, 0.4, 110), 0)
+        gain = patients[givers] + patients[rows] - patients[others]
+        plain = insertion("token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), replicates=200)
+        whole = insertion(
+            "token", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist(), others=others.tolist()
+        )
+        return whole.estimate.low <= 0 <= whole.estimate.high, plain.estimate.low <= 0 <= plain.estimate.high
+
+    both, receivers = np.mean([held(draw) for draw in range(200)], axis=0)
+    assert both >= 0.9
+    assert receivers < 0.7, "ten donors are what makes it uncertain, not a hundred receivers"
+
+
+def test_a_mean_over_crossed_groups_has_the_variance_of_its_parts():
+    rows, columns = np.divmod(np.arange(42), 7)  # 6 x 7, each pair once
+    values = np.array([0.0, 1, 2, 9, 4, 5, 6])[columns] + np.array([0.0, 3, 9, 1, 2, 5])[rows]
+    made = multiway(values, rows.tolist(), columns.tolist())
+    off = values - values.mean()
+    by_row, by_column = (
+        sum(off[kind == one].sum() ** 2 for one in range(n)) / 42**2 * n / (n - 1)
+        for kind, n in ((rows, 6), (columns, 7))
+    )
+    variance = by_row + by_column - (off**2).sum() / 42**2 * 42 / 41
+    assert made.mean == values.mean()
+    assert (made.n, made.groups) == (42, 6)
+    assert made.high - made.mean == pytest.approx(2.5705818366147395 * variance**0.5)  # Student's t of 5 degrees
+    assert multiway(values, columns.tolist()).high == pytest.approx(values.mean() + 2.4469118511449692 * by_column**0.5)
+    assert np.isnan(multiway(values, ["one"] * 42, columns.tolist()).low)
+    assert np.isnan(multiway(values[:35], rows[:35].tolist()).low)  # five rows
+    with pytest.raises(InputError, match="finite"):
+        multiway([1.0, np.nan])
+
+
+def test_one_patient_with_most_of_the_images_gives_no_interval_and_no_verdict():
+    random, patients = np.random.default_rng(2), np.r_[np.zeros(160, np.int64), 1 + np.arange(40) % 19]
+    clean = random.normal(size=200)
+    gone = [
+        removal("token", fill, clean, clean - 3, 1.0, patients.tolist(), replicates=200) for fill in ("mean", "blur")
+    ]
+    for one in gone:  # 3 in every image: without most of one patient that has an interval, which is a point
+        assert (one.effect.value, one.effect.low, one.effect.high) == (pytest.approx(3.0), None, None)
+        assert "one patient has 80 % of the images: they weigh as 1.6 patients" in one.effect.reason
+    assert reliance([], gone)[0] == "not testable"
+    pasted = insertion("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
+    assert (pasted.effect.low, pasted.effect.high) == (None, None)
+    assert "one of the donors has 80 % of the insertions" in pasted.effect.reason
+    assert reliance([pasted], []) == ("not testable", pasted.effect.reason)
+    shown = number(pasted.estimate, reason=pasted.few)
+    assert (shown.low, shown.interval, shown.reason) == (None, "", pasted.few)
+    even = insertion("token", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist())
+    assert reliance([even], [])[0] == "supported"
+
+
+def test_donors_that_are_not_one_each_or_have_no_effect_to_be_of_are_handled():
+    assert insertion("token", [], [], 1.0, [], donors=[]).undefined == "no image has the region, or lacks it"
+    for receivers, donors in ((["a", "a"], ["b", "c"]), (["a", "b"], ["c", "c"])):
+        made = insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, receivers, donors=donors)
+        assert (made.effect.value, made.effect.low, made.effect.groups) == (1.0, None, 1)
+    with pytest.raises(InputError, match="2 rows and 1 group"):
+        insertion("token", [0.0, 1.0], [1.0, 2.0], 1.0, ["a", "b"], donors=["c"])
+
+
+# What it finds
+
+
+@dataclass(frozen=True)
+class Case:
+    p: float
+    net: nn.Module
+    study: object
+
+
+@pytest.fixture(scope="module")
+def cases():
+    made = {}
+    for p in (0.5, 0.8, 0.95):
+        made[p] = Case(p, train_shortcut_net(draw_study(1000, 31, p), 2), draw_study(200, 32, p))
+    return made
+
+
+def test_clean_and_confounded_nets_are_told_apart_and_the_effect_grows_with_the_dose(cases):
+    found = {p: power.judged(case.net, case.study) for p, case in cases.items()}
+    assert [one.word for one in found.values()] == ["not supported", "supported", "supported"]
+    dose = [one.insert[0].estimate.mean for one in found.values()]
+    assert abs(dose[0]) < 0.1 < dose[1] < dose[2]
+    assert all(one.estimate.mean > 0.15 for p in (0.8, 0.95) for one in found[p].remove)
+
+
+def test_saturated_probabilities_change_no_verdict_and_no_effect(cases):
+    class Louder(nn.Module):
+        def __init__(self, net, scale, bias):
+            super().__init__()
+            self.net, self.scale, self.bias = copy.deepcopy(net).double(), scale, torch.tensor([0.0, bias])
+
+        def forward(self, x):
+            return self.net(x.double()) * self.scale + self.bias
+
+    for case in (cases[0.5], cases[0.8]):
+        plain = power.judged(Louder(case.net, 1.0, 0.0), case.study)
+        for scale, bias in ((1.0, 8.0), (12.0, 0.0), (0.1, 2.0)):
+            net = Louder(case.net, scale, bias)
+            found = power.judged(net, case.study)
+            assert (found.word, found.reason) == (plain.word, plain.reason)
+            for one, other in zip((*found.insert, *found.remove), (*plain.insert, *plain.remove), strict=True):
+                assert one.estimate.mean == pytest.approx(other.estimate.mean, rel=1e-9, abs=1e-12)
+                assert one.estimate.low == pytest.approx(other.estimate.low, rel=1e-9, abs=1e-12)
+
+
+def test_too_few_images_accuse_nobody_and_clear_nobody(cases):
+    case = cases[0.95]
+    assert power.judged(case.net, case.study.chosen(np.arange(14))).word == "not testable"

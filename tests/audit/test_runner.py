@@ -1,0 +1,440 @@
+"""An audit from its config to its report: what it says, that it goes on where it was, that no change goes unseen."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+
+import pyarrow
+import pyarrow.compute as compute
+import pyarrow.parquet as parquet
+
+from camscope import audit
+from camscope.audit.comparison import compared
+from camscope.audit.core.config import Config, Margins
+from camscope.audit.demo import CLEAN, CONFOUNDED, phantom_audit
+from camscope.audit.verification.verify import verified
+from camscope.errors import InputError, OutputError, TargetError
+
+SMALL = {"faithfulness": 8, "robustness": 8, "sanity": 5, "gallery": 4}
+IMAGES = 72
+SLOW = ("faithfulness", "robustness", "sanity")
+FAST = {
+    "explain": {"findings": ("lesion",), "settings": {"integratedgradients": {"steps": 2}}},
+    "sizes": SMALL,
+    "margins": {"prevalence": 0.25},  # of thirteen patients with the token some would have shown that
+}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def changed(config: Config, **tables: object) -> Config:
+    """The config with other tables."""
+    plain = config.model_dump()
+    for name, table in tables.items():
+        plain[name] = {**plain[name], **table} if isinstance(table, dict) else table
+    return Config.of(plain)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory, one_thread):
+    """Of a clean and a confounded net: the config, and the finished audit."""
+    made = {}
+    for name, p in (("clean", CLEAN), ("confounded", CONFOUNDED)):
+        folder = tmp_path_factory.mktemp(name)
+        quick = {"skip": ("faithfulness", "sanity")} if name == "clean" else {}  # whose audit is made again and again
+        config = changed(phantom_audit(folder / "study", p, images=IMAGES), **FAST, **quick)
+        made[name] = config, audit.run(config, folder / "audit")
+    return made
+
+
+@pytest.fixture
+def copied(cases, tmp_path):
+    """A copy of the confounded audit, to be damaged."""
+    shutil.copytree(cases["confounded"][1].folder, tmp_path / "audit")
+    return tmp_path / "audit"
+
+
+def word(run, question, subject=None):
+    found = [one for one in run.verdicts if one.question == question and subject in (None, one.subject)]
+    assert len(found) == 1, (question, subject, [one.claim for one in found])
+    return found[0]
+
+
+# What it says
+
+
+def test_the_confounded_net_is_found_out_and_the_clean_one_is_not_accused(cases):
+    clean, confounded = (cases[name][1] for name in ("clean", "confounded"))
+    for run in (clean, confounded):
+        assert word(run, "performance").word == "supported"
+        assert word(run, "performance").effect.value > 0.95
+    assert word(confounded, "shortcut", "token").word == "supported"
+    assert word(confounded, "shortcut", "token").speaks == "against"
+    assert word(clean, "shortcut", "token").word == "not supported"
+    assert "% of patients could have been missed" in word(clean, "shortcut", "token").reason
+    assert word(clean, "evidence").word == "supported"
+    assert word(confounded, "blanked organ").word == "supported"
+    assert word(clean, "blanked organ").word != "supported"
+
+
+def test_grad_cam_alone_says_that_the_token_is_too_small_for_it_not_that_there_is_none(cases):
+    found = word(cases["confounded"][1], "where the maps lie", "token · gradcam")
+    assert found.word == "not testable"
+    assert "below the resolution" in found.reason
+    assert word(cases["confounded"][1], "where the maps lie", "token · integratedgradients").word == "supported"
+
+
+def test_how_large_an_enrichment_can_be_stands_beside_it(cases):
+    run = cases["confounded"][1]
+    found = [one for one in run.summary.localise.lines if one.metric == "enrichment"]
+    assert all(1 < one.value.value <= one.most or one.value.value <= 1 for one in found)
+    (uniform,) = [
+        one.value.value
+        for one in run.summary.localise.lines
+        if (one.metric, one.method) == ("energy-inside", "uniform")
+    ]
+    assert all(one.most == pytest.approx(1 / uniform, rel=0.1) for one in found)  # lesions are of about one size
+    assert all(one.enrichment.value is None or one.enrichment.value <= one.most for one in run.summary.shortcut.masses)
+
+
+def test_of_five_patients_the_randomisation_test_has_a_number_and_no_word(cases):
+    run = cases["confounded"][1]
+    ends = [one.end for test in run.summary.sanity.tests for one in test.similarities]
+    assert {(one.n, one.groups, one.low) for one in ends} == {(5, 5, None)}
+    assert word(run, "sanity", "gradcam").word == "not testable"
+    assert "5, and 10 are needed" in word(run, "sanity", "gradcam").reason
+
+
+def test_what_one_token_did_is_not_read_as_five_causes(cases):
+    run = cases["confounded"][1]
+    found = {(one.region, one.within): one.share for one in run.summary.shortcut.overlaps}
+    assert found["token", "corners"] == found["token", "outside the organ"] == found["token", "saturated"] == 1.0
+    assert found["corners", "token"] < 0.02
+    warned = next(one for one in run.summary.warnings if "relies on overlap" in one)
+    assert all(name in warned for name in ("corners", "outside the organ", "saturated", "token"))
+    assert 'class="overlap"' in run.report.read_text("utf-8")
+    assert not any("relies on overlap" in one for one in cases["clean"][1].summary.warnings)
+
+
+def test_there_is_no_single_score_and_every_verdict_has_its_numbers_and_its_rule(cases):
+    for _, run in cases.values():
+        for one in run.verdicts:
+            assert one.word in ("supported", "not supported", "not testable")
+            assert one.rule
+            assert one.reason or one.word != "not testable"
+            assert one.effect.value is not None or one.word == "not testable"
+            if one.effect.value is not None:
+                assert one.effect.n > 0
+        assert not {"score", "trust", "grade"} & set(run.summary.model_dump())
+
+
+def test_what_limits_it_cannot_be_switched_off(cases):
+    for _, run in cases.values():
+        assert any("not disease" in one for one in run.summary.limits)
+        assert any("pixels of the model's input wide" in one for one in run.summary.limits)
+
+
+def test_its_outputs_are_named_sorted_and_free_of_nan(cases):
+    run = cases["confounded"][1]
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"summary.json", "metrics.parquet", "predictions.parquet", "interventions.parquet", "failures.csv"} <= names
+    assert {"provenance.json", "report.html", "log.jsonl", "maps", "stages"} <= names
+    text = (run.folder / "summary.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    plain = json.loads(text)
+    assert text == json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    metrics = run.metrics()
+    assert set(metrics["stage"].to_pylist()) == {"localise", "faithfulness", "robustness"}
+    assert run.table().num_rows == len(run.verdicts)
+    assert len(run.maps) == 2 * IMAGES
+    assert "confounded" not in repr(run.summary)
+    assert "<table>" in run._repr_html_()
+
+
+def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
+    import torch
+
+    from camscope import GradCAM
+    from camscope.metrics.robustness import agreements
+    from camscope.models import load_model
+    from camscope.phantom.shortcut_study import as_input, draw_study
+
+    config, run = cases["confounded"]
+    found = {one.metric: one.share for one in run.summary.robustness.held}
+    assert set(found) == {"stability", "acquisition-stability"}
+    values = run.metrics().filter(pyarrow.compute.field("stage") == "robustness")
+    rows = sorted(set(values["row"].to_pylist()))
+    net = load_model(config.model.source, weights=config.model.weights)
+    x = as_input(draw_study(IMAGES, 99, CONFOUNDED).images)[torch.tensor(rows)]
+    each = [one.held for image in x for one in agreements(GradCAM(net), image[None], 1)]
+    assert found["stability"].value == pytest.approx(np.mean(each), abs=0.03)
+    assert (found["stability"].n, found["stability"].groups) == (len(rows), len(rows))
+    assert "held under this share of the changes of" in run.report.read_text(encoding="utf-8")
+
+
+def test_the_predictions_are_those_of_the_model(cases):
+    import torch
+
+    from camscope.models import load_model
+    from camscope.phantom.shortcut_study import as_input, draw_study
+
+    config, run = cases["confounded"]
+    net = load_model(config.model.source, weights=config.model.weights)
+    with torch.no_grad():
+        scores = net(as_input(draw_study(IMAGES, 99, CONFOUNDED).images)).double()
+    odds = np.array(run.predictions()["log odds lesion"].to_pylist())
+    np.testing.assert_allclose(odds, (scores[:, 1] - scores[:, 0]).numpy(), atol=1e-4)
+    truth = run.predictions()["truth lesion"].to_pylist()
+    pairs = [
+        (a > b) + (a == b) / 2
+        for a, t in zip(odds, truth, strict=True)
+        if t
+        for b, u in zip(odds, truth, strict=True)
+        if not u
+    ]
+    assert run.summary.predict.findings[0].auroc.value == pytest.approx(float(np.mean(pairs)), abs=1e-9)
+
+
+def test_nothing_names_a_file_or_a_column_that_was_not_allowed(cases):
+    config, run = cases["confounded"]
+    place = str(Path(config.data.manifest).parent)
+    patients = {row.split(",")[3] for row in Path(config.data.manifest).read_text().splitlines()[1:]}
+    for path in run.folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert place.encode() not in data, path
+            assert not any(one.encode() in data for one in patients), path
+
+
+# That it goes on, and ends the same
+
+
+def digests(folder):
+    from camscope.audit.provenance.provenance import outputs
+
+    return outputs(folder)
+
+
+def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is_said(cases, tmp_path):
+    config, run = cases["clean"]
+    alone = audit.run(changed(config, batch_size=1, skip=SLOW), tmp_path / "alone")
+    for one, other in zip(alone.summary.shortcut.interventions, run.summary.shortcut.interventions, strict=True):
+        assert one.effect.value == pytest.approx(other.effect.value, abs=1e-6)
+    assert alone.summary.predict.findings[0].auroc == run.summary.predict.findings[0].auroc
+    values = [one.metrics().filter(compute.equal(one.metrics()["stage"], "localise")) for one in (alone, run)]
+    assert values[0].drop_columns("value").equals(values[1].drop_columns("value"))
+    for one, other in zip(*(table["value"].to_pylist() for table in values), strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+    assert not alone.summary.sanity.tested
+    assert "skipped" in alone.summary.sanity.reason
+    assert word(alone, "sanity").word == "not testable"
+
+
+def test_a_second_start_computes_nothing_and_another_config_is_refused(cases):
+    config, run = cases["clean"]
+    before = (run.folder / "log.jsonl").read_text()
+    audit.run(config, run.folder)
+    assert (run.folder / "log.jsonl").read_text() == before
+    with pytest.raises(OutputError, match="another config: choose another folder"):
+        audit.run(changed(config, seed=1), run.folder)
+
+
+def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path):
+    config, run = cases["clean"]
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    code = (
+        "import json, sys, torch; torch.set_num_threads(1); from camscope import audit;"
+        f"audit.run(json.load(open({str(tmp_path / 'config.json')!r})), {str(tmp_path / 'audit')!r})"
+    )
+    for stage in ("explain", "robustness"):  # the second within what comes after the first
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        _wait_for(tmp_path / "audit" / "stages" / f"{stage}.json", process)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    made = audit.run(config, tmp_path / "audit")
+    assert digests(made.folder) == digests(run.folder)
+
+
+def _wait_for(path, process):
+    until = time.monotonic() + 600
+    while not path.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    assert path.exists()
+
+
+def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_path):
+    config, _ = cases["clean"]
+    source = Path(config.data.manifest).parent
+    shutil.copytree(source, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
+    images = sorted((tmp_path / "study" / "images").iterdir())
+    rows = list(csv.DictReader((tmp_path / "study" / "manifest.csv").read_text().splitlines()))
+    assert "lesion" in {row["label"] for row in rows[:4]}, "verify has an image with the finding and without an answer"
+    images[0].write_bytes(b"")
+    images[1].write_bytes(b"no picture")
+    images[2].unlink()
+    images[3].write_bytes(images[3].read_bytes()[:60])
+    other = changed(
+        config,
+        data={"manifest": str(tmp_path / "study" / "manifest.csv")},
+        skip=(*SLOW, "shortcut"),
+    )
+    run = audit.run(other, tmp_path / "audit")
+    assert run.failures == 4
+    assert "there is no such file" in (run.folder / "failures.csv").read_text()
+    assert run.summary.predict.findings[0].auroc.n == IMAGES - 4
+    assert any("failures.csv" in one for one in run.summary.warnings)
+    assert verified(run.folder).holds, [one for one in verified(run.folder).checks if not one.holds]
+
+
+# That it can be checked
+
+
+def test_a_finished_audit_holds_with_its_config_too(cases):
+    config, run = cases["confounded"]
+    found = verified(run.folder, config, rows=3)
+    assert found.holds, [one for one in found.checks if not one.holds]
+    assert sum(one.name.startswith("row ") for one in found.checks) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "summary.json", "failures.csv", "provenance.json", "stages/predict.json"]
+)
+def test_one_flipped_bit_in_an_output_is_seen(copied, name):
+    flip(copied / name)
+    assert not verified(copied).holds
+
+
+def test_one_flipped_bit_in_a_map_is_seen(copied):
+    part = next((copied / "maps" / "parts").iterdir())
+    table = parquet.read_table(part)
+    heat = [np.array(one, np.float32) for one in table["heat"].to_pylist()]
+    heat[0].view(np.uint32)[0] ^= 1
+    place = table.column_names.index("heat")
+    column = pyarrow.array([one.tolist() for one in heat], table.schema.field("heat").type)
+    parquet.write_table(table.set_column(place, table.schema.field("heat"), column), part)
+    assert not verified(copied).holds
+
+
+def test_one_flipped_bit_in_weights_or_manifest_is_seen(cases, tmp_path):
+    config, run = cases["confounded"]
+    for part, name in (("model", "weights"), ("data", "manifest")):
+        file = Path(getattr(getattr(config, part), name))
+        other = file.with_name(f"other-{file.name}")
+        data = bytearray(file.read_bytes())
+        data[-2] ^= 1
+        other.write_bytes(bytes(data))
+        try:
+            found = verified(run.folder, changed(config, **{part: {name: str(other)}}), rows=0)
+            assert not found.holds
+            assert any(not one.holds and name.split("_")[0] in one.name for one in found.checks)
+        finally:
+            other.unlink()
+
+
+def flip(path):
+    """Change the lowest bit of a digit or letter in the middle."""
+    data = bytearray(path.read_bytes())
+    place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalnum())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+# Two of them
+
+
+def test_an_audit_compared_with_itself_differs_in_nothing(cases):
+    _, run = cases["confounded"]
+    made = compared(run, run)
+    assert all(one.correlation.value == one.correlation.high == 1.0 > one.correlation.low for one in made.agreements)
+    assert made.differences
+    assert all(one.difference.value == 0 for one in made.differences)
+    assert not any(one.significant for one in made.differences)
+    assert not made.changes
+
+
+def test_another_checkpoint_on_the_same_images_is_told_from_the_first(cases, tmp_path):
+    config, run = cases["confounded"]
+    other = changed(config, model={"weights": cases["clean"][0].model.weights}, skip=SLOW)
+    made = compared(run, audit.run(other, tmp_path / "audit"))
+    moved = next(one for one in made.differences if one.name == "insert token")
+    assert moved.difference.high < -0.3
+    assert any(one.significant for one in made.differences)
+    assert any("token" in one.claim and one.second == "not supported" for one in made.changes)
+    assert json.loads(made.json())["differences"]
+    assert [one.method for one in made.agreements] == ["gradcam", "integratedgradients"]
+    assert all(one.correlation.high < 0.9 and one.correlation.n == IMAGES for one in made.agreements)
+    with pytest.raises(InputError, match="different manifests"):
+        compared(run, cases["clean"][1])
+
+
+# What it refuses
+
+
+def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
+    config, _ = cases["clean"]
+    for tables, error, words in (
+        ({"data": {"label": "diagnosis"}}, InputError, "no column 'diagnosis'"),
+        ({"explain": {"findings": ("lesions",)}}, TargetError, "lesion"),
+        ({"explain": {"findings": ("clear", "lesion"), "methods": ("gradcams",)}}, InputError, "no method 'gradcams'"),
+        ({"regions": {"presets": ("edges",)}}, InputError, "no region 'edges'"),
+        ({"regions": {"columns": {"token": "region_tokens"}}}, InputError, "no column 'region_tokens'"),
+        ({"data": {"label": "site"}}, InputError, "is no class of the model"),
+        ({"data": {"split": "sex", "use": "X"}}, InputError, "no row"),
+    ):
+        with pytest.raises(error, match=words):
+            audit.run(changed(config, **tables), tmp_path / words.replace(" ", "-"))
+    for plain, words in (
+        ({"margin": 1}, "margin: extra inputs"),
+        ({"margins": {"effect": -1}}, "margins.effect: input should be greater"),
+        ({"fills": ("mean",)}, "fills: tuple should have at least 2"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Config.of({**config.model_dump(), **plain})
+    with pytest.raises(InputError, match="there is no such file; camscope audit init"):
+        Config.of(tmp_path / "audit.toml")
+    (tmp_path / "audit.toml").write_text("[data")
+    with pytest.raises(InputError, match="no TOML file"):
+        Config.of(tmp_path / "audit.toml")
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(cases, tmp_path):
+    config, _ = cases["clean"]
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="exists and is no audit"):
+        audit.run(config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_config_that_init_writes_runs(cases, tmp_path):
+    from camscope.audit.config_template import init
+
+    config, _ = cases["clean"]
+    folder = Path(config.data.manifest).parent
+    text = init(
+        config.data.manifest, config.model.source, weights=config.model.weights, modality="xray", relative_to=folder
+    )
+    (folder / "audit.toml").write_text(text)
+    made = Config.of(folder / "audit.toml")
+    assert made.explain.findings == ("lesion",)
+    assert made.data.patient == "patient"
+    assert made.data.subgroups == ("site", "sex", "age")
+    assert made.regions.columns == {"token": "region_token"}
+    assert made.regions.organ == "region_lungs"
+    assert Path(made.data.manifest).resolve() == Path(config.data.manifest).resolve()
+    assert made.margins == Margins()
+    assert all(len(line) < 140 for line in text.splitlines())

@@ -1,0 +1,489 @@
+"""Folders of runs and audits: nothing foreign is replaced or removed, one writer replaces a run, failed images can be retried."""
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from camscope import GradCAM, LayerCAM, load_model
+from camscope.errors import ImageError, OutputError, RunError, is_out_of_memory, is_transient, memory_reason
+
+pa = pytest.importorskip("pyarrow")
+
+from camscope.batch import Run, manifest_of, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import memory_budget as batch_memory  # noqa: E402
+from camscope.batch import overlays as batch_pictures  # noqa: E402
+from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
+from camscope.batch.run_store import Store  # noqa: E402
+from camscope.evaluation import measure  # noqa: E402
+from camscope.images.files.source_files import images_of  # noqa: E402
+from camscope.safe_files import FolderLock, held_alone, new_folder, write_bytes, write_generated, writing  # noqa: E402
+
+FACTS = {"made_with": {"methods": {"gradcam 0": {}}, "targets": [0]}}
+OTHER = {"made_with": {"methods": {"layercam 0": {}}, "targets": [1]}}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("phantom")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "images"
+    made.mkdir()
+    drawn = np.random.default_rng(0)
+    for n in range(4):
+        Image.fromarray(drawn.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(made / f"{n}.png")
+    return made
+
+
+def rows_of(number: int) -> "pa.Table":
+    return pa.table({"row": [number], "status": ["ok"]})
+
+
+# --- what is not ours
+
+
+def test_overwriting_removes_no_parts_that_no_run_json_claims(folder, model, tmp_path):
+    foreign = tmp_path / "out" / "parts" / "part-00000000.parquet"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"mine")
+    with pytest.raises(OutputError, match=r"parts without a run\.json"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
+    assert foreign.read_bytes() == b"mine"
+
+
+def test_values_do_not_replace_the_maps_they_are_computed_from(folder, model, tmp_path):
+    run_batch(GradCAM(model), folder, tmp_path / "out")
+    with pytest.raises(OutputError, match="holds maps, which are not replaced by metric values"):
+        measure(tmp_path / "out", tmp_path / "out", overwrite=True)
+    assert len(Run(tmp_path / "out")) == 4
+
+
+def test_overwriting_removes_nothing_behind_a_link(tmp_path):
+    there, out = Store(tmp_path / "there"), Store(tmp_path / "out")
+    for store in (there, out):
+        with store.begun(FACTS):
+            store.write(0, rows_of(0))
+    (tmp_path / "aside").mkdir()
+    out.parts.rename(tmp_path / "aside" / "parts")
+    out.parts.symlink_to(there.parts)
+    with pytest.raises(OutputError, match="a link"):
+        Store(out.folder).begin(OTHER, overwrite=True)
+    assert there.finished() == {0}
+
+
+def audit_of_another_program(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "audit.json").write_text('{"auditReportVersion": 2}')
+    return folder
+
+
+def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.runner import _expect_audit
+
+    with pytest.raises(OutputError, match="exists and is no audit"):
+        _expect_audit(audit_of_another_program(tmp_path / "npm"))
+
+
+def own_audit(folder: Path) -> Path:
+    """What an audit that was stopped leaves behind, and some files of the user's own beside it."""
+    (folder / "stages").mkdir(parents=True)
+    plan = dict.fromkeys(("camscope", "code", "config", "data", "model", "source", "masks"), "x")
+    (folder / "audit.json").write_text(json.dumps(plan))
+    (folder / "log.jsonl").write_text('{"event": "begun", "time": "now"}\n')
+    (folder / "stages" / "check.json").write_text('{"tested": true, "reason": ""}')
+    for name in ("maps", "faithfulness/0/maps", "localise/0"):
+        store = Store(folder / name)
+        with store.begun(FACTS):
+            store.write(0, rows_of(0))
+    (folder / "thesis.tex").write_text("mine")
+    return folder
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def logged_audit(folder: Path) -> Path:
+    """What an audit leaves behind that wrote down what it wrote."""
+    from camscope.audit.provenance.file_ownership import LAST, note_begun, note_written
+
+    own_audit(folder)
+    for stage in ("check", "explain", "faithfulness", "localise", LAST):
+        note_begun(folder, stage, [0])
+        note_written(folder, stage)
+    return folder
+
+
+@pytest.mark.parametrize("audit", [own_audit, logged_audit])
+def test_of_an_audit_only_what_an_audit_wrote_is_removed(audit, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.provenance.file_ownership import expect_own, remove_outputs
+
+    folder = audit(tmp_path / "audit")
+    (folder / "maps" / f".{'0' * 16}.part").write_bytes(b"half")
+    expect_own(folder)
+    remove_outputs(folder)
+    assert sorted(files_below(folder)) == ["audit.json", "log.jsonl", "thesis.tex"]
+    assert not (folder / "maps").exists()
+
+
+FOREIGN = ["maps/precious.txt", "stages/notes.md", "robustness/r.txt", "faithfulness/0/maps/parts/x.parquet"]
+
+
+@pytest.mark.parametrize("audit", [own_audit, logged_audit])
+def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.provenance.file_ownership import remove_outputs
+
+    folder = audit(tmp_path / "audit")
+    for name in FOREIGN:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "localise" / "1").symlink_to(tmp_path)
+    before = files_below(folder)
+    with pytest.raises(OutputError, match="nothing was replaced or removed") as error:
+        remove_outputs(folder)
+    for name in (*FOREIGN, "localise/1 (a link)"):
+        assert name in str(error.value)
+    assert files_below(folder) == before
+
+
+@pytest.mark.parametrize(
+    "place", ["robustness/7", "robustness/7/maps", "faithfulness/1/values", "faithfulness/0", "maps/x"]
+)
+def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.provenance.file_ownership import remove_outputs
+
+    folder = logged_audit(tmp_path / "audit")
+    store = Store(folder / place)
+    with store.begun(FACTS):
+        store.write(0, rows_of(0))
+    before = files_below(folder)
+    with pytest.raises(OutputError, match=rf"not of an audit.*{place}/run\.json, {place}/parts/part-00000000\.parquet"):
+        remove_outputs(folder)
+    assert files_below(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["stages/check.json", "maps/run.json", "faithfulness/0/maps/parts/part-00000000.parquet"]
+)
+def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.provenance.file_ownership import remove_outputs
+
+    folder = logged_audit(tmp_path / "audit")
+    (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+    before = files_below(folder)
+    with pytest.raises(OutputError, match=rf"changed since the audit wrote it: {name}; nothing"):
+        remove_outputs(folder)
+    assert files_below(folder) == before
+
+
+def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.provenance.file_ownership import note_begun, remove_outputs
+
+    folder = logged_audit(tmp_path / "audit")
+    note_begun(folder, "robustness", [0, 2])
+    for place in ("robustness/0/maps", "robustness/7/maps"):
+        store = Store(folder / place)
+        with store.begun(FACTS):
+            store.write(0, rows_of(0))
+    with pytest.raises(OutputError, match=r"wrote it: robustness/7/maps/run\.json, robustness/7/maps/parts/part"):
+        remove_outputs(folder)
+    Store(folder / "robustness" / "7" / "maps").remove()
+    remove_outputs(folder)
+    assert sorted(files_below(folder)) == ["audit.json", "log.jsonl", "thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "summary.json", "metrics.parquet", "failures.csv", "stages/check.json", "maps/run.json"]
+)
+def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp_path):
+    pytest.importorskip("pydantic")
+    from camscope.audit.provenance.file_ownership import remove_outputs
+
+    folder = own_audit(tmp_path / "audit")
+    (folder / name).write_text('{"mine": 1}')
+    with pytest.raises(OutputError, match="not of an audit"):
+        remove_outputs(folder)
+    assert (folder / name).read_text() == '{"mine": 1}'
+    assert Store(folder / "faithfulness" / "0" / "maps").finished() == {0}, "nothing was removed before the error"
+
+
+def test_a_generated_file_replaces_no_other(tmp_path):
+    path = write_generated(tmp_path / "list.csv", b"path\n")
+    assert write_generated(path, b"path\n") == path
+    with pytest.raises(OutputError, match="exists"):
+        write_generated(path, b"other\n")
+    assert write_generated(path, b"other\n", overwrite=True).read_bytes() == b"other\n"
+
+
+# --- two processes
+
+
+def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(tmp_path):
+    first, second, third = (Store(tmp_path / "out") for _ in range(3))
+    with first.begun(FACTS), second.begun(FACTS):
+        with pytest.raises(OutputError, match="another process is writing"):
+            third.begin(OTHER, overwrite=True)
+        first.write(0, rows_of(0))
+        second.write(1, rows_of(1))
+    with third.begun(OTHER, overwrite=True):
+        assert third.finished() == set()
+
+
+def test_a_process_whose_run_was_replaced_ends_with_one_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderLock, "_locked", lambda self, kind: True)  # a file system without locks
+    first, second = Store(tmp_path / "out"), Store(tmp_path / "out")
+    first.begin(FACTS)
+    second.begin(OTHER, overwrite=True)
+    with pytest.raises(RunError, match="replaced by another run"):
+        first.write(0, rows_of(0))
+    assert (second.finished(), os.listdir(second.parts)) == (set(), [])  # noqa: PTH208 - names
+
+
+def test_a_part_of_another_run_is_not_counted_as_done(tmp_path):
+    stale, store = Store(tmp_path / "stale"), Store(tmp_path / "out")
+    with stale.begun(OTHER):
+        stale.write(0, rows_of(0))
+    with store.begun(FACTS):
+        store.write(1, rows_of(1))
+        (stale.parts / "part-00000000.parquet").rename(store.path_of(0))
+        assert store.of_this_run([0, 1]) == [1]
+
+
+def _hold(folder, ready):
+    store = Store(folder)
+    store.begin(FACTS)
+    ready.set()
+    time.sleep(60)
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(tmp_path / "out", ready))
+    process.start()
+    assert ready.wait(30)
+    with pytest.raises(OutputError, match="another process"):
+        Store(tmp_path / "out").begin(OTHER, overwrite=True)
+    process.kill()
+    process.join()
+    with Store(tmp_path / "out").begun(OTHER, overwrite=True) as new:
+        assert new
+
+
+def test_an_audits_folder_is_held_by_one_at_a_time_and_an_empty_one_goes(tmp_path):
+    audit = tmp_path / "audit"
+    with held_alone(audit), pytest.raises(OutputError, match="another process"), held_alone(audit):
+        pass
+    assert not (tmp_path / "audit").exists()
+
+
+# --- failures
+
+
+def test_a_file_that_was_away_is_explained_when_failed_images_are_retried(folder, model, tmp_path):
+    (folder / "1.png").rename(tmp_path / "away.png")
+    (folder / "2.png").write_bytes(b"no image")
+    (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))
+    tools = [GradCAM(model), LayerCAM(model, "layer3")]
+    outcome = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2)
+    assert outcome.transient == {"there is no such file": 1}
+    assert outcome.failures == 2
+    (tmp_path / "away.png").rename(folder / "1.png")
+    assert run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2).failures == 2, "not asked to"
+    again = run_batch(tools, tmp_path / "list.csv", tmp_path / "out", chunk=2, retry_failed=True)
+    assert (again.total, again.before, again.images, again.failures) == (4, 2, 2, 1)
+    assert not again.transient
+    run_batch(tools, tmp_path / "list.csv", tmp_path / "whole", chunk=2)
+    columns = ["row", "id", "sha256", "status", "error", "failure", "method"]
+    there, whole = Run(tmp_path / "out"), Run(tmp_path / "whole")
+    assert there.table(columns).to_pylist() == whole.table(columns).to_pylist()
+    for one, other in zip(there, whole, strict=True):  # the images of a pass are other ones
+        np.testing.assert_allclose(one.heat, other.heat, rtol=1e-4, atol=1e-6)
+
+
+def test_values_of_a_retried_image_are_computed_again(folder, model, tmp_path):
+    (folder / "1.png").rename(tmp_path / "away.png")
+    (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))
+    run_batch(GradCAM(model), tmp_path / "list.csv", tmp_path / "out")
+    before = measure(tmp_path / "out", tmp_path / "values").table("not control and value is not null")
+    (tmp_path / "away.png").rename(folder / "1.png")
+    run_batch(GradCAM(model), tmp_path / "list.csv", tmp_path / "out", retry_failed=True)
+    after = measure(tmp_path / "out", tmp_path / "values").table("not control and value is not null")
+    assert set(after["row"].to_pylist()) - set(before["row"].to_pylist()) == {1}
+
+
+def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Image.Image, "load", full)
+        outcome = run_batch(GradCAM(model), folder, tmp_path / "out")
+    assert list(outcome.reasons) == ["out of memory while decoding it"]
+    assert outcome.transient == outcome.reasons
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).failures == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "transient", "memory"),
+    [
+        (FileNotFoundError(errno.ENOENT, "no such file"), True, False),
+        (OSError(errno.EIO, "input/output error"), True, False),
+        (OSError(errno.EISDIR, "is a directory"), False, False),
+        (OSError("broken data stream when reading image file"), False, False),
+        (TimeoutError(), True, False),
+        (ValueError("not an image"), False, False),
+        (MemoryError(), True, True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True, True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"), True, True),
+        (RuntimeError("shapes differ"), False, False),
+    ],
+)
+def test_failures_are_told_apart_also_behind_an_error_of_ours(error, transient, memory):
+    def read():
+        try:
+            raise error
+        except Exception:
+            raise ImageError("a.png: it cannot be read") from None
+
+    with pytest.raises(ImageError) as found:
+        read()
+    assert is_transient(found.value) is transient
+    assert (is_transient(error), is_out_of_memory(error)) == (transient, memory)
+
+
+def test_a_memory_error_is_told_without_stack_frames():
+    said = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    said += "you tried to allocate 96 bytes. Error code 12\nframe #0: c10::ThrowEnforceNotMet"
+    assert memory_reason(RuntimeError(said)) == "out of memory (96 bytes requested)"
+
+
+# --- links
+
+
+def test_linked_folders_are_searched_once_and_a_link_to_itself_ends(tmp_path):
+    (tmp_path / "d" / "a").mkdir(parents=True)
+    (tmp_path / "e" / "f").mkdir(parents=True)
+    for name in ("d/x.png", "d/a/y.png", "e/q.png", "e/f/r.png"):
+        (tmp_path / name).touch()
+    (tmp_path / "d" / "a" / "self").symlink_to(tmp_path / "d")
+    (tmp_path / "d" / "linked").symlink_to(tmp_path / "e")
+    (tmp_path / "d" / "twice").symlink_to(tmp_path / "e")
+    expected = [str(tmp_path / name) for name in ("d/a/y.png", "d/linked/f/r.png", "d/linked/q.png", "d/x.png")]
+    assert sorted(images_of(str(tmp_path / "d"), deep=True)) == expected
+    assert sorted(images_of(str(tmp_path / "d" / "**" / "*.png"), deep=True)) == expected
+    assert manifest_of(str(tmp_path / "d" / "**" / "*.png")).table["path"].to_pylist() == expected
+
+
+def test_double_stars_match_what_glob_matches_where_there_is_no_link(tmp_path, monkeypatch):
+    import glob
+
+    for name in ("a/b/c/1.png", "a/b/2.png", "a/3.png", "4.png", "a/.hidden/5.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("**/*.png", "a/**/*.png", "a/**", "**/b/**/*.png", "*/**/c/*.png", "./**/*.png"):
+        there = {os.path.normpath(path) for path in glob.glob(pattern, recursive=True) if path.endswith(".png")}  # noqa: PTH207
+        assert {os.path.normpath(path) for path in images_of(pattern, deep=True)} == there
+
+
+# --- memory
+
+
+def test_large_images_are_decoded_alone_and_overlays_have_a_largest_size(folder, model, tmp_path, monkeypatch):
+    Image.new("1", (900, 600), 1).save(folder / "large.png")
+    monkeypatch.setattr(batch_memory, "WAITING", 0)  # none waits: each is read again when it is drawn
+    plain = run_batch(GradCAM(model), folder, tmp_path / "plain")
+    monkeypatch.setattr(batch_pictures, "LARGEST", 60_000)
+    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", overlays="png")
+    assert outcome.images == plain.images == 5
+    (overlay,) = (tmp_path / "out" / "overlays").rglob("*large*.png")
+    with Image.open(overlay) as drawn:
+        assert drawn.width * drawn.height <= 60_000 * 1.3  # a strip below it may tell of a flag
+        assert drawn.width == 300
+    assert Run(tmp_path / "out").table(["heat"]) == Run(tmp_path / "plain").table(["heat"])
+
+
+def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
+    budget, order = MemoryBudget(1), []
+    entered = threading.Event()
+
+    def large():
+        with budget.held(2**40):
+            order.append("large")
+            entered.set()
+
+    with budget.held(2**20):
+        thread = threading.Thread(target=large)
+        thread.start()
+        assert not entered.wait(0.1)
+        order.append("small")
+    thread.join()
+    assert order == ["small", "large"]
+
+
+def test_waiting_images_count_until_they_are_freed(monkeypatch):
+    monkeypatch.setattr(batch_memory, "WAITING", 100)
+    budget, image = MemoryBudget(1), np.zeros((5, 6, 3), np.uint8)
+    assert budget.keeps(image, None)
+    assert not budget.keeps(np.zeros((5, 6, 3), np.uint8))
+    del image
+    assert budget.keeps(np.zeros((5, 6, 3), np.uint8))
+
+
+# --- disks
+
+
+@pytest.fixture
+def small_files():
+    """No file may be larger than 4,096 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path, small_files):
+    with pytest.raises(OutputError, match=rf"{tmp_path}/a\.bin: it cannot be written: .*10,000 bytes needed"):
+        write_bytes(tmp_path / "a.bin", bytes(10_000))
+    store = Store(tmp_path / "run")
+    with store.begun(FACTS), pytest.raises(OutputError, match=r"part-00000003\.parquet: it cannot be written"):
+        store.write(3, pa.table({"row": np.random.default_rng(0).integers(0, 2**62, 5000)}))
+    with pytest.raises(OutputError, match=r"0001\.dcm: it cannot be written"), new_folder(tmp_path / "series") as made:
+        write_bytes(made / "0001.dcm", bytes(10_000))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["run.json"]
+    assert not (tmp_path / "series").exists()
+
+
+def test_on_a_full_disk_the_bytes_needed_and_free_are_told(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"a\.bin: it cannot be written: No space left on device \(.*bytes free\)"):
+        write_bytes(tmp_path / "a.bin", b"data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_who_writes_stays_what_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError), writing(tmp_path / "a.csv"):
+        (tmp_path / "not there").read_bytes()
+    assert not list(tmp_path.iterdir())

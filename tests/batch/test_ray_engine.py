@@ -1,0 +1,433 @@
+"""The Ray engine: on a real Ray of two workers, the rows of the local engine, whatever dies on the way."""
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from camscope import GradCAM, LayerCAM, load_model
+from camscope.errors import InputError, LayerError, MissingExtraError, RunError
+
+pa = pytest.importorskip("pyarrow")
+ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
+pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
+
+from camscope.batch import Run, local_engine, manifest_of, ray_cluster, ray_engine, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch.run_store import Store  # noqa: E402
+from camscope.batch.runner import facts  # noqa: E402
+
+WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's"),
+    # Ray Data warns of its own settings when it makes its context
+    pytest.mark.filterwarnings("ignore:`use_.*` is deprecated:DeprecationWarning:ray.data.context"),
+    pytest.mark.filterwarnings("ignore:`target_shuffle_max_block_size` is deprecated:UserWarning:ray.data.context"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_workers(one_thread):
+    """A Ray of this file's own, beside whatever others run; its workers see the same camscope, and run on one thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SRC))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_worker_niceness", "0")  # it is 15: what else runs, and be it other tests, would come first
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+        yield
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("phantom")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Sixteen small pictures, two of them broken, one of another size."""
+    made = tmp_path / "images"
+    made.mkdir()
+    drawn = np.random.default_rng(0)
+    for n in range(16):
+        size = (30, 20) if n == 5 else (24, 24)
+        Image.fromarray(drawn.integers(0, 256, (*size, 3), dtype=np.uint8)).save(made / f"{n:02}.png")
+    (made / "04.png").write_bytes(b"no image")
+    (made / "11.png").write_bytes(b"")
+    return made
+
+
+def rows(output):
+    return Run(output).table().drop_columns(["seconds"])
+
+
+class Preprocess:
+    """(H,W) image -> (3,24,24); a test says what else happens when one is read."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, image):
+        self.happens(image)
+        pixels = np.asarray(image.convert("RGB").resize((24, 24)), dtype=np.float32)
+        return torch.from_numpy(pixels).permute(2, 0, 1) / 255
+
+    def happens(self, image):
+        pass
+
+    def times(self):
+        """How often this was asked, by any process: each time leaves a file behind."""
+        for n in itertools.count():
+            with contextlib.suppress(FileExistsError):
+                (self.folder / f"{type(self).__name__}-{n}").touch(exist_ok=False)
+                break
+        return n
+
+    def __repr__(self):
+        return "stretched"
+
+
+class DiesOnceAtTheSixth(Preprocess):
+    def happens(self, image):
+        if self.times() == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesOfThePortrait(Preprocess):
+    def happens(self, image):
+        if image.size == (20, 30) and self.times() < 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WaitsUntilTwoHaveMet(Preprocess):
+    def happens(self, image):
+        (self.folder / str(os.getpid())).touch()
+        until = time.monotonic() + 300
+        while len(list(self.folder.iterdir())) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+class Refuses(torch.nn.Module):
+    """A net that takes no image."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 2, 3)
+
+    def forward(self, x):
+        raise RuntimeError("no")
+
+
+class DiesOnceWhileItWrites(Store):
+    """Half of the third part is on the disk when its process is killed; the fourth is whole, but nobody was told of it."""
+
+    def write(self, chunk, table):
+        import pyarrow.parquet
+
+        write_table, seen = pyarrow.parquet.write_table, self.folder / "seen"
+
+        def half(rows, file, **how):
+            sink = pa.BufferOutputStream()
+            write_table(rows, sink, **how)
+            file.write(sink.getvalue().to_pybytes()[:-100])
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if chunk == 2 and not seen.exists():
+            seen.touch()
+            pyarrow.parquet.write_table = half
+        super().write(chunk, table)
+        if chunk == 3 and not (self.folder / "untold").exists():
+            (self.folder / "untold").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- the same rows
+
+
+def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the_other_was(folder, model, tmp_path):
+    lines = [f"images/{n:02}.png,{'effusion' if n % 3 else ''},{n % 2},2026-01-0{n % 9 + 1}," for n in range(16)]
+    file = tmp_path / "list.csv"
+    file.write_text("\n".join(["path,target,site,taken,nothing", *lines, "images/gone.png,,1,2026-01-01,"]))
+    tools, told = [GradCAM(model), LayerCAM(model, "layer3")], []
+    how = {"chunk": 3, "batch_size": 2, "overlays": "png", "overlay_height": 32}
+    one = run_batch(tools, file, tmp_path / "local", [None, "nodule"], **how)
+    other = run_batch(
+        tools,
+        file,
+        tmp_path / "ray",
+        [None, "nodule"],
+        **how,
+        engine="ray",
+        told=lambda so_far: told.append((so_far.total, so_far.images, so_far.failures)),
+    )
+    assert one == other
+    assert (one.images, one.failures, one.reasons["there is no such file"]) == (17, 3, 1)
+    assert (told[0], told[-1]) == ((17, 0, 0), (17, 17, 3))
+    assert len(told) == 1 + 6, "it is told when a chunk is done"
+    assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
+    drawn = [
+        {path.name: path.read_bytes() for path in (tmp_path / engine / "overlays").rglob("*.png")}
+        for engine in ("ray", "local")
+    ]
+    assert len(drawn[0]) == 6 * 4 + 8 * 2
+    assert drawn[0] == drawn[1]
+    facts = [json.loads((tmp_path / engine / "run.json").read_text()) for engine in ("ray", "local")]
+    assert facts[0] == facts[1]
+    for engine, missing in {"local": [0], "ray": [1, 5]}.items():
+        for chunk in missing:
+            Store(tmp_path / "ray").path_of(chunk).unlink()
+        again = run_batch(
+            tools,
+            file,
+            tmp_path / "ray",
+            [None, "nodule"],
+            **how,
+            engine=engine,
+            workers=WORKERS[engine],
+        )
+        assert again.images == sum(2 if chunk == 5 else 3 for chunk in missing)
+        assert again.before == 17 - again.images
+        assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
+
+
+OWN = """
+import torch
+from dataclasses import dataclass
+from camscope.images.preprocess import Preprocess
+
+@dataclass
+class Sizes:
+    wide: int = 8
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sizes = Sizes()
+        self.conv = torch.nn.Conv2d(3, self.sizes.wide, 3)
+
+    def forward(self, x):
+        return act(self.conv(x))
+
+def act(x):
+    return torch.relu(x)
+
+def net():
+    torch.manual_seed(0)
+    after = torch.nn.Conv2d(8, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    return torch.nn.Sequential(Block(), *after)
+
+PREPROCESSING = {"net": Preprocess(resize=(16, 16), mean=(0.5,) * 3, std=(0.5,) * 3)}
+CATEGORIES = {"net": ["cat", "dog"]}
+TARGET_LAYER = {"net": "0"}
+"""
+
+
+def test_a_model_of_ones_own_file_goes_along_with_what_is_known_of_it(folder, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)  # all paths are relative ones: workers begin where the driver is
+    tool = GradCAM(load_model("own.py:net"))
+    for engine in ("local", "ray"):
+        run_batch(tool, "images/*.png", engine, ["dog"], chunk=6, engine=engine, workers=WORKERS[engine])
+    assert rows("ray").equals(rows("local"))
+    assert set(rows("ray")["label"].to_pylist()) == {"dog", None}
+    assert rows("ray")["layer"][0].as_py() == "0"  # the file says so; the last one would be "1"
+    assert rows("ray")["path"][0].as_py() == "images/00.png"
+
+
+def test_the_documents_code_runs(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (SRC.parent / "docs" / "batch.md").read_text(encoding="utf-8")
+    section = page[page.index("## On a Ray cluster") :]
+    (first, *_), (own, *_) = (re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) for text in (page, section))
+    names = {}
+    exec(first, names)
+    exec(own.replace("workers=2", "workers=1"), names)
+    assert len(Run("heatmaps-by-ray")) == 16
+
+
+def test_the_commands_in_the_document_have_the_options_they_use():
+    from typer.main import get_command
+
+    from camscope.cli import app
+
+    page = (SRC.parent / "docs" / "batch.md").read_text(encoding="utf-8")
+    known = {option for one in get_command(app).commands["batch"].params for option in one.opts}
+    commands = re.findall(r"^(?:camscope batch|sbatch) .*$", page, re.M)
+    assert len(commands) >= 4
+    assert {word for command in commands for word in command.split() if word.startswith("-")} <= known
+
+
+# --- what dies
+
+
+def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_trace(folder, model, tmp_path):
+    manifest, plan = manifest_of(folder), local_engine.Plan(16, 3)
+    results = {}
+    for name, engine in (("ray", partial(ray_engine.run_chunks, workers=1)), ("local", local_engine.run_chunks)):
+        tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
+        worker, store = local_engine.Worker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
+        store.begin(facts(worker, 3))
+        if name == "local":
+            (store.folder / "seen").touch()
+            (store.folder / "untold").touch()
+        results[name] = engine(worker, manifest, store, plan, 2)
+    assert len(list(tmp_path.glob("DiesOnce*"))) > 2 * 14, "none was killed: no image was read again"
+    assert (tmp_path / "ray" / "seen").exists(), "none was killed in writing"
+    assert results["ray"] == results["local"]
+    assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
+
+
+def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_engine, "TRIES", 1)
+    tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
+    with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 time"):
+        run_batch(tool, folder, tmp_path / "out", chunk=2, engine="ray", workers=1)
+    assert len(list(tmp_path.glob("DiesOfThePortrait-*"))) == 1
+
+
+DRIVER = """
+import sys
+from camscope import GradCAM, load_model
+from camscope.batch import run_batch
+if __name__ == "__main__":
+    run_batch(GradCAM(load_model("phantom")), sys.argv[1], sys.argv[2], chunk=1, engine="ray", address=sys.argv[3], workers=1)
+"""
+
+
+def test_a_driver_that_is_killed_is_followed_by_the_local_engine(folder, model, tmp_path):
+    for n in range(16, 100):
+        shutil.copy(folder / "00.png", folder / f"{n}.png")
+    words = [str(folder), str(tmp_path / "out"), ray.get_runtime_context().gcs_address]
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, *words], stderr=subprocess.PIPE)
+    parts = tmp_path / "out" / "parts"
+    while process.poll() is None and not (parts.exists() and any(parts.glob("part-*"))):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    _, said = process.communicate()
+    assert (process.returncode, said) == (-signal.SIGKILL, b"")
+    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", chunk=1)
+    assert 0 < outcome.before < 100
+    run_batch(GradCAM(model), folder, tmp_path / "whole", chunk=1)
+    assert rows(tmp_path / "out").equals(rows(tmp_path / "whole"))
+
+
+# --- how it ends
+
+
+def test_failures_are_counted_over_all_workers(folder, tmp_path):
+    met = tmp_path / "met"
+    met.mkdir()
+    tool = GradCAM(Refuses(), "layer", preprocess=WaitsUntilTwoHaveMet(met))
+    good = [folder / f"{n:02}.png" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
+    with pytest.raises(RunError, match=r"^8 images failed, more than 7: RuntimeError: no \(8 x\)$"):
+        run_batch(tool, good, tmp_path / "out", chunk=1, engine="ray", max_failures=7)
+    assert len(list(met.iterdir())) == 2
+
+
+def test_what_every_image_would_fail_of_is_the_error_of_the_local_engine(folder, model, tmp_path):
+    errors = []
+    for engine in ("local", "ray"):
+        with pytest.raises(LayerError) as caught:
+            run_batch(GradCAM(model, "head"), folder, tmp_path / engine, engine=engine, workers=WORKERS[engine])
+        errors.append(caught.value)
+    assert type(errors[0]) is type(errors[1]) is LayerError
+    assert str(errors[0]) == str(errors[1])
+    assert (errors[1].__cause__, errors[1].__suppress_context__) == (None, False)
+
+
+def test_errors_of_all_kinds_arrive_as_they_were():
+    missing = pickle.loads(ray_engine.packed(MissingExtraError("fsspec", "batch")))
+    assert (type(missing), str(missing)) == (MissingExtraError, str(MissingExtraError("fsspec", "batch")))
+
+    class OddError(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} and {two}")
+
+    odd = pickle.loads(ray_engine.packed(OddError(1, 2)))
+    assert (type(odd), str(odd)) == (RunError, "OddError: 1 and 2")
+
+
+def test_what_cannot_be_sent_is_said(folder, model, tmp_path):
+    tool = GradCAM(model, "layer4", preprocess=Preprocess(iter(())))
+    tool.preprocess.function = (n for n in ())
+    with pytest.raises(
+        RunError, match=r"cannot be sent to workers \(TypeError: cannot pickle 'generator' object\); use the"
+    ):
+        run_batch(tool, folder, tmp_path / "out", engine="ray")
+
+
+def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="expected 'local' or 'ray'"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", engine="dask")
+    with pytest.raises(InputError, match="address and workers are Ray's"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", workers=2)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
+        run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray", address="127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    with pytest.raises(MissingExtraError, match=r'ray is not installed; run: pip install "camscope\[ray\]"'):
+        run_batch(GradCAM(model), folder, tmp_path / "out", engine="ray")
+
+
+def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
+    with pytest.raises(
+        RunError, match=r"sees no folder .*/parts, where the parts go: it must be one that all nodes see"
+    ):
+        ray_engine.expect_folder(tmp_path / "parts", "where the parts go")
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "cuda", "expected"),
+    [
+        ([(8, 0)], None, False, (8, 1)),
+        ([(8, 0)], 2, False, (2, 4)),
+        ([(8, 0), (4, 0)], 3, False, (3, 4)),
+        ([(8, 0), (4, 0)], 4, False, (4, 2)),
+        ([(8, 0)], 20, False, (20, 1)),
+        ([(8, 2), (16, 1), (64, 0)], None, True, (3, 4)),
+        ([(8, 2), (16, 1)], 1, True, (1, 16)),
+    ],
+)
+def test_workers_share_out_what_a_cluster_has(machines, workers, cuda, expected):
+    nodes = [{"Alive": True, "Resources": {"CPU": float(cpus), "GPU": float(gpus)}} for cpus, gpus in machines]
+    dead = {"Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}}
+    assert ray_cluster.pool([*nodes, dead], workers, cuda) == expected
+
+
+def test_a_model_on_cuda_needs_a_gpu():
+    with pytest.raises(InputError, match="the cluster has no GPU"):
+        ray_cluster.pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
+
+
+def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
+    monkeypatch.setattr(ray_engine, "AHEAD", (2, 100))
+    table = pa.table({"row": list(range(11))})
+    pieces = list(ray_engine._pieces([local_engine.Task(n) for n in (0, 2, 3)], local_engine.Plan(11, 3), table))
+    assert [dealt for dealt, _ in pieces] == [
+        [{"chunk": 0, "at": 0, "images": 3, "again": False}, {"chunk": 2, "at": 3, "images": 3, "again": False}],
+        [{"chunk": 3, "at": 0, "images": 2, "again": False}],
+    ]
+    assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
+    monkeypatch.setattr(ray_engine, "AHEAD", (2, 4))
+    assert (
+        len(list(ray_engine._pieces([local_engine.Task(n) for n in (0, 2, 3)], local_engine.Plan(11, 3), table))) == 3
+    )

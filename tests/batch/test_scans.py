@@ -1,0 +1,211 @@
+"""Medical images as rows of a run: volumes, series, single files; nothing of a patient in what is written."""
+
+import csv
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("nibabel")
+pytest.importorskip("pydicom")
+
+import nibabel
+import pydicom
+
+from camscope import GradCAM
+from camscope.batch import Run, run_batch
+from camscope.errors import ImageError, InputError
+from camscope.images.scans.scan import grey
+from camscope.images.scans.scan_preprocess import ScanPreprocess
+from camscope.images.scans.scan_reader import read_scan
+
+pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+FILES = Path(pydicom.__file__).parent / "data" / "test_files"
+CT = FILES / "CT_small.dcm"
+
+
+def flat():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)
+    ).eval()
+
+
+def deep():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv3d(1, 3, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2)
+    ).eval()
+
+
+@pytest.fixture
+def scans(tmp_path, monkeypatch):
+    """Files whose names, folders, columns and tags are a patient's."""
+    monkeypatch.setenv("CAMSCOPE_KEY", "a key")
+    folder = tmp_path / "DOE^JANE" / "clinic SECRETVILLE"
+    folder.mkdir(parents=True)
+    data = pydicom.dcmread(CT)
+    data.PatientName, data.PatientID, data.InstitutionName = "CANARY^NAME", "CANARYID", "CANARYHOSPITAL"
+    data.save_as(folder / "JaneDoe1970.dcm")
+    (folder / "JaneDoe broken.dcm").write_bytes(CT.read_bytes()[:900])
+    shutil.copy(CT, folder / "second.dcm")
+    with (folder / "list.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "id", "patient", "site", "target"])
+        table.writerow(["JaneDoe1970.dcm", "", "CANARYCOLUMN", "A", 1])
+        table.writerow(["JaneDoe broken.dcm", "case-2", "CANARYCOLUMN", "A", 1])
+        table.writerow(["second.dcm", "", "CANARYCOLUMN", "B", 1])
+        table.writerow(["JaneGone.dcm", "", "CANARYCOLUMN", "B", 1])
+    return folder
+
+
+WORDS = ("jane", "doe", "canary", "secretville", "second.dcm")
+
+
+def leaks(folder):
+    """Which of the words are in any file below, or in its name."""
+    found = set()
+    for path in folder.rglob("*"):
+        data = str(path.relative_to(folder)).lower().encode()
+        if path.is_file():
+            data += path.read_bytes().lower()
+            if path.suffix == ".parquet":
+                import pyarrow.parquet as pq
+
+                data += str(pq.read_table(path).to_pylist()).lower().encode()
+        found |= {word for word in WORDS if word.encode() in data}
+    return found
+
+
+def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp_path):
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(window=(40, 400), resize=64))
+    out = tmp_path / "out"
+    made = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
+    assert (made.images, made.failures) == (4, 2)
+    assert leaks(out) == set()
+    rows = Run(out).table().to_pylist()
+    assert [row["site"] for row in rows] == ["A", "A", "B", "B"]
+    assert [row["id"] for row in rows][1] == "case-2"
+    assert all(row["path"].startswith("scan-") for row in rows)
+    assert rows[0]["steps"][1] == "rescale: slope 1, intercept -1024 (HU)"
+    assert rows[3]["error"]
+    one = tool.explain(CT, 1)
+    again = Run(out).explanation(rows[2])
+    np.testing.assert_array_equal(again.heat, one.heat)
+    np.testing.assert_array_equal(again.world, one.world)
+    assert again.steps == one.steps
+    assert again.peak_world == one.peak_world
+    with pytest.raises(ImageError, match="does not say where its scans are"):
+        Run(out).photo(rows[2])
+    assert Run(out, scans / "list.csv").photo(rows[2]).shape == (128, 128, 3)
+    again = run_batch(tool, scans / "list.csv", out, overlays="png", keep=["site"])
+    assert again.images == 0
+
+
+def test_the_picture_of_a_row_is_seen_through_the_runs_window(scans, tmp_path):
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    for window in (None, "40,400"):
+        out = tmp_path / f"out {window}"
+        run_batch(tool, [CT], out, window=window)
+        row = Run(out).table().to_pylist()[0]
+        np.testing.assert_array_equal(Run(out, [CT]).photo(row), grey(read_scan(CT), window))
+
+
+def test_the_clinical_profile_keeps_names_and_columns(scans, tmp_path):
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    run_batch(tool, scans / "list.csv", tmp_path / "out", profile="clinical")
+    rows = Run(tmp_path / "out").table().to_pylist()
+    assert rows[0]["path"] == "JaneDoe1970.dcm"
+    assert rows[0]["patient"] == "CANARYCOLUMN"
+    assert "CANARY" not in str([row["error"] for row in rows])
+    assert Run(tmp_path / "out").photo(rows[2]).shape == (128, 128, 3)
+    with pytest.raises(InputError, match="keeps all columns"):
+        run_batch(tool, scans / "list.csv", tmp_path / "other", profile="clinical", keep=["site"])
+    with pytest.raises(InputError, match="no column 'age'"):
+        run_batch(tool, scans / "list.csv", tmp_path / "other", keep=["age"])
+
+
+def test_volumes_and_series_are_rows_with_their_pictures(tmp_path):
+    folder = tmp_path / "volumes"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    world = np.array([[0, 0, 2.0, 5], [-1.0, 0, 0, 7], [0, 1.5, 0, -3], [0, 0, 0, 1]])
+    for name in ("a.nii.gz", "b.nii"):
+        nibabel.save(nibabel.Nifti1Image(rng.random((12, 10, 8)).astype(np.float32), world), folder / name)
+    tool = GradCAM(deep(), "1", preprocess=ScanPreprocess(orientation="RAS", normalise="range"))
+    made = run_batch(tool, folder, tmp_path / "out", overlays="png")
+    assert (made.images, made.failures) == (2, 0)
+    row = Run(tmp_path / "out").table().to_pylist()[0]
+    one = Run(tmp_path / "out").explanation(row)
+    assert one.placement.image_size == (12, 10, 8)
+    np.testing.assert_allclose(one.world, world)
+    assert (tmp_path / "out" / row["overlay"]).exists()
+    assert Run(tmp_path / "out", folder).photo(row).shape == (12, 10, 8)
+    page = Run(tmp_path / "out", folder).page(tmp_path / "page.html")
+    assert page.stat().st_size > 3000
+
+
+def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
+    data = pydicom.dcmread(CT)
+    data.BurnedInAnnotation = "YES"
+    data.save_as(tmp_path / "a.dcm")
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    one = tool.explain(tmp_path / "a.dcm", 1)
+    assert one.image is None
+    assert one.seen is None
+    assert any("not shown" in note for note in one.notes)
+    assert len(np.unique(one.overlay(alpha=0.0))) == 1
+    for allowed in (False, True):
+        out = tmp_path / str(allowed)
+        run_batch(tool, tmp_path / "a.dcm", out, overlays="png", overlay_height=64, allow_pixels=allowed)
+        row = Run(out).table().to_pylist()[0]
+        assert any("not shown" in note for note in row["notes"]) is not allowed
+
+
+def test_a_scan_that_is_named_otherwise_is_known_by_its_bytes(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    tool = GradCAM(net, "0", preprocess="imagenet")
+    for name in ("nameless", "named.png"):
+        shutil.copy(CT, tmp_path / name)
+        (tmp_path / f"{name}.csv").write_text(f"path\n{name}\n")
+        run_batch(tool, tmp_path / f"{name}.csv", tmp_path / f"of {name}")
+    row = Run(tmp_path / "of nameless").table().to_pylist()[0]
+    assert row["path"].startswith("scan-")
+    assert row["status"] != "failed"
+    assert "profile='research'" in Run(tmp_path / "of named.png").table().to_pylist()[0]["error"]
+    assert run_batch(tool, tmp_path / "named.png.csv", tmp_path / "private", profile="research").failures == 0
+
+
+def test_a_folder_as_a_row_is_a_series_and_is_not_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAMSCOPE_KEY", "a key")
+    for name in ("JaneDoe1970", "JaneDoe1971"):
+        (tmp_path / name).mkdir()
+        shutil.copy(CT, tmp_path / name / "1")
+    (tmp_path / "list.csv").write_text("path\nJaneDoe1970\nJaneDoe1971#0\n")
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    made = run_batch(tool, tmp_path / "list.csv", tmp_path / "out")
+    assert made.failures == 0
+    assert leaks(tmp_path / "out") == set()
+    run_batch(tool, tmp_path / "list.csv", tmp_path / "clinical", profile="clinical")
+    run = Run(tmp_path / "clinical")
+    assert [run.photo(row).shape for row in run.table().to_pylist()] == [(128, 128, 3)] * 2
+
+
+def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):
+    """Rows keep their numbers where others are left out: each is of its own file."""
+    from camscope.evaluation.map_generation import make_maps
+
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(resize=64))
+    make_maps(tool, scans / "list.csv", tmp_path / "out", images=2, seed=3)
+    rows = Run(tmp_path / "out").table().to_pylist()
+    names = ["JaneDoe1970.dcm", "JaneDoe broken.dcm", "second.dcm", "JaneGone.dcm"]
+    assert [row["row"] for row in rows] != [0, 1]
+    for row in rows:
+        file = scans / names[row["row"]]
+        assert row["sha256"] == (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None)

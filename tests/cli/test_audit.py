@@ -1,0 +1,160 @@
+"""`camscope audit`: what a new user types, from a config to two audits held against one another."""
+
+import json
+import re
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("pydantic")
+
+from camscope.audit import demo
+from camscope.audit.demo import phantom_audit
+from camscope.cli import app
+from camscope.phantom.shortcut_study import draw_study, train_shortcut_net
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LIGHT = 'skip = ["localise", "faithfulness", "sanity", "robustness"]\n'
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, one_thread):
+    """A folder with a study, its net, and the config that `init` writes, made light."""
+    folder = tmp_path_factory.mktemp("study")
+    config = phantom_audit(folder, 0.95, images=48)
+    weights = config.model.weights
+    args = ["init", "manifest.csv", "--model", config.model.source, "--weights", weights, "--modality", "xray"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        told = asked(*args, "-o", "audit.toml")
+        assert told.exit_code == 0, told.output
+        assert "camscope audit run audit.toml" in told.output
+    text = (folder / "audit.toml").read_text().replace('["gradcam", "integratedgradients"]', '["gradcam"]')
+    (folder / "audit.toml").write_text(LIGHT + text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(study, one_thread):
+    """Its audit."""
+    told = asked("run", str(study / "audit.toml"), "-o", str(study / "audit"))
+    assert told.exit_code == 0, told.output
+    return told, study / "audit"
+
+
+def asked(*args):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["audit", *args])
+
+
+def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
+    told, folder = made
+    assert "about " in told.output
+    assert "from here: " in told.output
+    assert "The answer for lesion relies on the region token." in told.output
+    assert "● supported" in told.output
+    assert "localise was not tested" in told.output
+    assert str(folder / "report.html") in told.output.replace("\n", "")
+
+
+def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path):
+    shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
+    folder = tmp_path / "study"
+    next((folder / "images").iterdir()).write_bytes(b"no picture")
+    text = (folder / "audit.toml").read_text().replace(LIGHT, LIGHT.replace('"localise"', '"localise", "shortcut"'))
+    (folder / "audit.toml").write_text(text)
+    told = asked("run", str(folder / "audit.toml"), "-o", str(folder / "audit"))
+    assert told.exit_code == 1, told.output
+    assert "failures.csv" in told.output
+    assert asked("verify", str(folder / "audit")).exit_code == 0
+
+
+@pytest.mark.parametrize("charset", ["cp1252", "ascii"])
+def test_a_sound_audit_is_verified_whatever_the_encoding_of_the_terminal_is(made, charset):
+    told = CliRunner(charset=charset).invoke(app, ["audit", "verify", str(made[1])])
+    assert told.exit_code == 0, told.output
+    assert "+ provenance.json" in told.stdout_bytes.decode(charset)
+
+
+def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
+    told = asked("verify", str(made[1]), "--config", str(study / "audit.toml"), "--rows", "2")
+    assert told.exit_code == 0, told.output
+    assert told.output.count("row ") == 2
+    assert "not computed again: insertions" in told.output
+    shutil.copytree(made[1], tmp_path / "audit")
+    file = tmp_path / "audit" / "summary.json"
+    text = file.read_text()
+    turned = text.replace('"word": "supported"', '"word": "not supported"', 1)
+    assert turned != text  # else nothing was changed, and nothing is there to be noticed
+    file.write_text(turned)
+    told = asked("verify", str(tmp_path / "audit"))
+    assert told.exit_code == 1
+    assert "✗ summary.json  was changed" in told.output
+    assert "✗ verdicts" in told.output
+
+
+def test_two_are_compared(made, tmp_path):
+    told = asked("compare", str(made[1]), str(made[1]), "-o", str(tmp_path / "gaps.json"))
+    assert told.exit_code == 0, told.output
+    assert "no verdict changed" in told.output
+    plain = json.loads((tmp_path / "gaps.json").read_text())
+    assert {one["difference"]["value"] for one in plain["differences"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("run", "nowhere.toml"), 2, "there is no such file; camscope audit init writes one"),
+        (("verify", "nowhere"), 2, "no finished audit is here"),
+        (("compare", "nowhere", "nowhere"), 2, "no audit is here"),
+        (("init", "nowhere.csv", "--model", "phantom"), 2, "nowhere.csv: there is no such manifest"),
+    ],
+)
+def test_what_is_not_there_is_one_line(args, code, words):
+    told = asked(*args)
+    assert told.exit_code == code
+    assert words in " ".join(told.output.split())
+
+
+def test_a_file_where_a_folder_is_named_is_one_line(tmp_path):
+    (tmp_path / "some.csv").write_text("path,label\na.png,nodule\nb.png,clear\n")
+    told = asked(
+        "init", str(tmp_path / "some.csv"), "--model", "phantom", "-o", str(tmp_path / "some.csv" / "audit.toml")
+    )
+    assert told.exit_code == 1
+    assert "some.csv is a file, not a folder; choose another place" in " ".join(told.output.split())
+
+
+def test_columns_that_nobody_wrote_are_not_listed(tmp_path):
+    (tmp_path / "some.csv").write_text("path,colour\na.png,red\nb.png,blue\n")
+    told = asked("init", str(tmp_path / "some.csv"), "--model", "phantom", "-o", str(tmp_path / "audit.toml"))
+    assert told.exit_code == 2
+    assert "among path, colour, and none of 0 and 1" in " ".join(told.output.split())
+
+
+def test_help_has_examples():
+    for name in ("init", "run", "compare", "verify"):
+        told = asked(name, "--help")
+        assert "Example: camscope audit" in told.output
+
+
+def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
+    def small(folder, p, *, seed, overwrite=False):
+        made = phantom_audit(folder, p, images=24, seed=seed, overwrite=overwrite)
+        return made.model_copy(update={"skip": ("localise", "faithfulness", "sanity", "robustness", "shortcut")})
+
+    monkeypatch.setattr(demo, "phantom_audit", small)
+    monkeypatch.setattr(demo, "_learnt", lambda p, seed: train_shortcut_net(draw_study(64, 1, p), epochs=1))
+    runner = CliRunner(env={"COLUMNS": "200"})
+    told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"AUROC   clean \d\.\d+, confounded \d\.\d+", told.output)
+    for name in ("clean", "confounded"):
+        report = tmp_path / "out" / name / "audit" / "report.html"
+        assert f"report  {report}" in told.output
+        assert "Phantom radiographs" in report.read_text("utf-8")
+    log = report.with_name("log.jsonl")
+    before = log.read_text()
+    again = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])
+    assert again.exit_code == 0, again.output
+    assert log.read_text() == before, "nothing is computed again"

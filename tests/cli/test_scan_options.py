@@ -1,0 +1,97 @@
+"""Scans on the command line: what is written of a series, what is drawn on, and what is said of what cannot be."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("pydicom")
+pytest.importorskip("highdicom")
+
+import pydicom
+
+from camscope.cli import app, base, progress
+from tests.scans import series
+
+CT = Path(pydicom.__file__).parent / "data" / "test_files" / "CT_small.dcm"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAMSCOPE_KEY", "a key")
+
+
+def run(*words, code=0):
+    """(stdout, stderr) of a command, whose exit code is checked."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result.stdout, " ".join(result.stderr.split())
+
+
+def test_captures_of_a_series_are_a_folder_of_its_name_and_are_replaced_when_asked(tmp_path):
+    folder = series(tmp_path / "in", 4)
+    words = ("explain", folder, "--series", "--slices", 0, "--export", "sc,nifti", "--profile", "clinical", "-o", "out")
+    said, _ = run(*words)
+    (captures,) = [one for one in Path("out").iterdir() if one.is_dir()]
+    assert captures.name.endswith("-sc")
+    assert f"{captures}\n" in said
+    first = {one.name: one.read_bytes() for one in captures.iterdir()}
+    assert sorted(first) == [f"000{n}.dcm" for n in (1, 2, 3, 4)]
+    assert "--overwrite" in run(*words, code=1)[1]
+    run(*words, "--overwrite")
+    assert {one.name: one.read_bytes() for one in captures.iterdir()}.keys() == first.keys()
+
+
+def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(progress.Bar, "beside", beside := Beside(told))
+    run("explain", series(tmp_path / "in", 4), "--series", "--slices", 0, "--format", "gif", "-o", "out")
+    assert beside.names == ["drawing slices"]
+    assert told[0][0] == 1
+    assert told[-1][0] == told[-1][1] == len(told)
+    assert len(list(Path("out").glob("*.gif"))) == 1
+
+
+def test_bars_of_one_terminal_stand_below_one_another():
+    with progress.bar("explaining", 1, base.err()) as bar:
+        with bar.beside("drawing") as watch:
+            watch(2, 5)
+            assert [(task.description, task.completed, task.total) for task in bar._bar.tasks] == [
+                ("explaining", 0, 1),
+                ("drawing", 2, 5),
+            ]
+        assert len(bar._bar.tasks) == 1
+
+
+class Beside:
+    def __init__(self, told):
+        self.told, self.names = told, []
+
+    def __call__(self, what):
+        from contextlib import nullcontext
+
+        self.names.append(what)
+        return nullcontext(lambda done, total: self.told.append((done, total)))
+
+
+def test_what_cannot_be_is_one_line_with_what_to_do(tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (40, 30), "grey").save("photo.jpg")
+    Image.new("L", (40, 30), 255).save("mask.png")
+    Path("text.dcm").write_text("hello")
+    folder = series(tmp_path / "in", 4)
+    for words, said in (
+        (["photo.jpg", "--window", "40,400"], "photo.jpg is no scan: --window is for DICOM"),
+        (["photo.jpg", "--slices", "0"], "photo.jpg is no scan: --slices is for volumes"),
+        ([CT, "--slices", "0"], "is 128 x 128: slices are of a volume; use explain (no --slices)"),
+        ([folder, "--series"], "use explain_slices (--slices 0)"),
+        ([CT, "--mask", "mask.png"], "the mask is 30 x 40 and the image 128 x 128"),
+        ([CT, "--mask", "lungs=mask.png"], "the mask lungs is 30 x 40 and the image 128 x 128"),
+        (["text.dcm"], "this is not a DICOM file"),
+    ):
+        _, error = run("explain", *words, "-o", "out", code=1)
+        assert said in error
+        assert "Jane" not in error
+        assert error.count("error: ") == 1

@@ -1,0 +1,283 @@
+"""Masks and annotations of several categories: they are never merged unless asked for, wherever they are read."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+
+from PIL import Image
+from typer.testing import CliRunner
+
+from camscope.audit.core.config import Config
+from camscope.cli import app
+from camscope.cli.scan_options import masks_of
+from camscope.errors import CategoryError, InputError, TargetError
+from camscope.evaluation import evidence_of
+from camscope.evaluation.map_generation import expect_evidence
+from camscope.mask_labels import LabelImage
+from camscope.render import outlines
+from camscope.targets import Region
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+CELLS = DATA / "blood_cells" / "annotations.json"
+HIPPOCAMPUS = DATA / "hippocampus" / "labels"
+on_real_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
+SIZE = (4, 6)
+ROW = {"row": 0, "path": "photos/a.png"}
+
+
+def coco(folder, annotated=(1, 2), named=((1, "cell"), (2, "platelet"), (3, "dust"))):
+    """An image in which category n has a box of n x n pixels in a row and column of its own."""
+    known = {
+        "images": [{"id": 0, "file_name": "a.png", "height": SIZE[0], "width": SIZE[1]}],
+        "categories": [{"id": number, "name": name} for number, name in named],
+        "annotations": [
+            {"id": number, "image_id": 0, "category_id": number, "bbox": [2 * number - 2, 0, number, number]}
+            for number in annotated
+        ],
+    }
+    file = folder / "coco.json"
+    file.write_text(json.dumps(known))
+    return file
+
+
+def label_image(folder, name="a.png", kind="gray"):
+    """1 pixel of the label 1 and 2 of the label 2: gray, of 16 bits, or red and blue."""
+    labels = np.zeros(SIZE, np.uint16 if kind == "deep" else np.uint8)
+    labels[0, 0], labels[1, 1:3] = 1, 2
+    if kind == "color":
+        labels = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)[labels]
+    folder.mkdir(exist_ok=True)
+    Image.fromarray(labels).save(folder / name)
+    return folder
+
+
+# --- COCO files
+
+
+def test_a_coco_file_of_several_categories_needs_a_choice(tmp_path):
+    file = coco(tmp_path)
+    with pytest.raises(CategoryError, match=r"2 categories \(cell, platelet\) and none was chosen") as told:
+        evidence_of(file, [], tmp_path)
+    for way in ('category = "cell"', "--category cell", 'categories=["cell"]'):
+        assert way in str(told.value)
+    # each category's own box: n x n pixels; together 1 + 4
+    for categories, pixels in (("cell", 1), (["platelet"], 4), (["cell", "platelet"], 5), ("all", 5)):
+        assert evidence_of(file, [], tmp_path, categories).mask(ROW, SIZE).sum() == pixels
+    with pytest.raises(CategoryError, match="no category 'nucleus'; there are cell, platelet"):
+        evidence_of(file, [], tmp_path, "nucleus")
+    with pytest.raises(CategoryError, match="no annotation of dust; there are some of cell, platelet"):
+        evidence_of(file, [], tmp_path, "dust")
+
+
+def test_a_coco_file_says_what_is_counted_and_what_is_not(tmp_path):
+    chosen = evidence_of(coco(tmp_path), [], tmp_path, "platelet")
+    assert (chosen.categories, chosen.left_out) == (("platelet",), ("cell",))
+    assert str(chosen) == "platelet of a COCO file (not counted: cell)"
+    assert evidence_of(coco(tmp_path), [], tmp_path, "cell").digest != chosen.digest
+
+
+@pytest.mark.parametrize(
+    ("annotated", "named", "error"),
+    [
+        ((1,), ((1, "cell"), (2, "platelet")), None),  # the other one is named, and nothing is of it
+        ((1, 1), ((1, "cell"),), None),
+        ((1, 2), ((1, "cell"), (2, "cell")), None),  # one name is one category
+        ((1, 2), (), r"2 categories \(1, 2\)"),  # of categories without a name the numbers tell
+        ((1, 2), ((1, "cell"),), r"2 categories \(cell, 2\)"),
+    ],
+)
+def test_what_counts_as_several_categories(tmp_path, annotated, named, error):
+    file = coco(tmp_path, annotated, named)
+    if error is None:
+        assert evidence_of(file, [], tmp_path).mask(ROW, SIZE).any()
+    else:
+        with pytest.raises(CategoryError, match=error):
+            evidence_of(file, [], tmp_path)
+
+
+# --- masks
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "two"), [("gray", "1", "2"), ("deep", "1", "2"), ("color", "#ff0000", "#0000ff")]
+)
+def test_a_mask_of_several_labels_needs_a_choice(tmp_path, kind, one, two):
+    folder = label_image(tmp_path / "masks", kind=kind)
+    # of two colors the order is that of their numbers: blue is the smaller one
+    names = sorted((one, two)) if kind != "color" else (two, one)
+    with pytest.raises(CategoryError, match=rf"the mask holds 2 labels \({', '.join(names)}\) and no label was chosen"):
+        evidence_of(folder, [], tmp_path).mask(ROW, SIZE)
+    for categories, pixels in ((one, 1), ([two], 2), ([one, two], 3), ("all", 3)):
+        assert evidence_of(folder, [], tmp_path, categories).mask(ROW, SIZE).sum() == pixels
+        column = evidence_of("mask", ["mask"], tmp_path, categories)
+        assert column.mask({**ROW, "mask": "masks/a.png"}, SIZE).sum() == pixels
+    assert evidence_of(folder, [], tmp_path, "7").mask(ROW, SIZE).sum() == 0
+    with pytest.raises(CategoryError, match="'cell' of a mask; expected one of its labels"):
+        evidence_of(folder, [], tmp_path, "cell").mask(ROW, SIZE)
+
+
+def test_masks_of_one_label_each_need_no_choice_unless_the_labels_differ(tmp_path):
+    (tmp_path / "masks").mkdir()
+    for name, label in (("a.png", 255), ("b.png", 255), ("c.png", 7), ("d.png", 0)):
+        Image.fromarray(np.full(SIZE, label, np.uint8) * np.eye(*SIZE, dtype=np.uint8)).save(tmp_path / "masks" / name)
+    known = evidence_of(tmp_path / "masks", [], tmp_path)
+    sums = [known.mask({"row": 0, "path": name}, SIZE).sum() for name in ("a.png", "d.png", "b.png")]
+    assert sums == [4, 0, 4]
+    with pytest.raises(CategoryError, match="masks hold different labels, 255 and 7"):
+        known.mask({"row": 0, "path": "c.png"}, SIZE)
+    every = evidence_of(tmp_path / "masks", [], tmp_path, "all")
+    assert [every.mask({"row": 0, "path": name}, SIZE).sum() for name in ("a.png", "c.png")] == [4, 4]
+
+
+def test_boxes_in_a_column_have_no_category(tmp_path):
+    row = {**ROW, "boxes": "[[0, 0, 2, 2]]"}
+    assert evidence_of("boxes", ["boxes"], tmp_path).mask(row, SIZE).sum() == 4
+    with pytest.raises(CategoryError, match="which holds boxes or points: these have none"):
+        evidence_of("boxes", ["boxes"], tmp_path, "cell").mask(row, SIZE)
+
+
+def test_it_is_told_before_any_map_is_made(tmp_path):
+    from camscope.batch import manifest_of
+
+    folder = label_image(tmp_path / "masks")
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", SIZE[::-1]).save(tmp_path / "photos" / "a.png")
+    with pytest.raises(CategoryError, match="2 labels"):
+        expect_evidence(folder, manifest_of(tmp_path / "photos"))
+    done = CliRunner().invoke(app, ["measure", str(tmp_path / "photos"), "--masks", str(folder)])
+    assert done.exit_code != 0
+    assert "2 labels" in done.output + str(done.exception)
+
+
+def test_outlines_of_a_mask_name_its_labels(tmp_path):
+    file = label_image(tmp_path / "masks") / "a.png"
+    with pytest.raises(CategoryError, match=r"the mask lungs holds 2 labels \(1, 2\).*--mask NAME=FILE:1"):
+        masks_of([f"lungs={file}"], SIZE)
+    found = masks_of([f"left={file}:1", f"right={file}:2", f"both={file}:1,2", f"every={file}:all"], SIZE)
+    assert {name: int(mask.sum()) for name, mask in found.items()} == {"left": 1, "right": 2, "both": 3, "every": 3}
+
+
+# --- arrays
+
+
+def test_an_array_of_several_labels_is_no_region():
+    labels = np.array([[0, 1], [2, 2]])
+    with pytest.raises(TargetError, match=r"2 labels \(1, 2\); expected one region: pass mask == 1"):
+        Region(1, mask=labels)
+    with pytest.raises(InputError, match=r"2 labels \(1, 2\)"):
+        outlines(labels, (2, 2))
+    for fine in (labels == 1, labels.clip(max=1), labels.clip(max=1) * 255.0, np.array([[0, -1], [0, -1]])):
+        Region(1, mask=fine)
+        assert len(outlines(fine, (2, 2))) == 1
+
+
+def test_labels_have_names():
+    assert LabelImage(np.array([0, 3, 1, 3])).names() == ("1", "3")
+    assert LabelImage(np.array([0, np.nan, 0.5])).names() == ("0.5",)
+    assert LabelImage(np.zeros(3)).names() == ()
+    gray = LabelImage.from_colors(np.full((1, 1, 3), 9, np.uint8))
+    assert (gray.is_color, gray.names()) == (False, ("9",))
+
+
+# --- the config of an audit
+
+
+def config(**parts):
+    data = {"manifest": "list.csv", "label": "label", **parts.pop("data", {})}
+    return Config.of({"data": data, "model": {"source": "m.py:net"}, "explain": {"findings": ["a"]}, **parts})
+
+
+def test_a_config_chooses_categories():
+    one = config(data={"evidence": {"file": "boxes/coco.json", "category": "WBC"}}).data.evidence
+    assert (one.file, one.category) == ("boxes/coco.json", ("WBC",))
+    several = config(
+        data={"evidence": {"a": {"column": "mask", "category": [1, 2]}, "b": "mask"}},
+        regions={
+            "organ": {"file": "coco.json", "category": "lungs"},
+            "columns": {"wire": {"column": "w", "category": 3}},
+        },
+    )
+    assert several.data.evidence["a"].category == ("1", "2")
+    assert several.data.evidence["b"] == "mask"
+    assert several.regions.columns["wire"].category == ("3",)
+    plain = several.placeless()
+    assert plain["regions"]["organ"] == {"file": "files", "column": None, "category": ["lungs"]}
+    assert plain["data"]["evidence"]["b"] == "mask"
+    with pytest.raises(InputError, match="name either file"):
+        config(regions={"organ": {"category": "lungs"}})
+
+
+def test_another_category_is_another_declaration():
+    def digest(category):
+        return config(data={"evidence": {"file": "coco.json", "category": category}}).digest
+
+    assert digest("WBC") != digest("RBC")
+    assert digest("WBC") == config(data={"evidence": {"file": "elsewhere/coco.json", "category": ["WBC"]}}).digest
+
+
+# --- real data
+
+
+@on_real_data
+def test_the_cells_of_a_blood_smear_are_not_mixed():
+    known = json.loads(CELLS.read_bytes())
+    image = known["images"][0]
+    row, size = {"row": 0, "path": image["file_name"]}, (image["height"], image["width"])
+    with pytest.raises(CategoryError, match=r"3 categories \(WBC, RBC, Platelets\)"):
+        evidence_of(CELLS, [], DATA)
+    box = next(one["bbox"] for one in known["annotations"] if (one["image_id"], one["category_id"]) == (image["id"], 1))
+    white, every = (evidence_of(CELLS, [], DATA, name).mask(row, size).sum() for name in ("WBC", "all"))
+    assert white == box[2] * box[3]
+    assert every > 1.5 * white
+
+
+@on_real_data
+def test_the_parts_of_a_hippocampus_are_not_mixed():
+    nibabel = pytest.importorskip("nibabel")
+    file = sorted(HIPPOCAMPUS.iterdir())[0]
+    labels = np.asarray(nibabel.load(file).dataobj)
+    row = {"row": 0, "path": file.name}
+    size = evidence_of(HIPPOCAMPUS, [], DATA, "all")
+    shape = labels.shape[::-1]
+    with pytest.raises(CategoryError, match=r"2 labels \(1, 2\)"):
+        evidence_of(HIPPOCAMPUS, [], DATA).mask(row, shape)
+    for name, count in (("1", (labels == 1).sum()), ("2", (labels == 2).sum()), ("all", (labels != 0).sum())):
+        assert evidence_of(HIPPOCAMPUS, [], DATA, name).mask(row, shape).sum() == count
+    assert size.categories == ("all",)
+
+
+@on_real_data
+def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
+    from camscope.audit.core.context import Subject
+    from camscope.audit.runner import expect_askable
+    from camscope.audit.stages.data_and_model import _marked
+
+    images = json.loads(CELLS.read_bytes())["images"][:24]
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        sheet = csv.writer(file)
+        sheet.writerow(["path", "label"])
+        sheet.writerows([f"blood_cells/images/{one['file_name']}", one["label"]] for one in images)
+
+    def subject(evidence):
+        plain = {
+            "data": {"manifest": str(tmp_path / "list.csv"), "root": str(DATA), "label": "label", "evidence": evidence},
+            "model": {"source": f"{DATA / 'models.py'}:blood_cells", "preprocess": "imagenet"},
+            "explain": {"findings": ["0"], "methods": ["gradcam"]},
+            "regions": {"organ": {"file": str(CELLS), "category": ["WBC", "RBC", "Platelets"]}},
+        }
+        return Subject(Config.of(plain), tmp_path)
+
+    with pytest.raises(CategoryError, match=r"3 categories \(WBC, RBC, Platelets\) and none was chosen"):
+        expect_askable(subject(str(CELLS)))
+    chosen = subject({"file": str(CELLS), "category": "WBC"})
+    expect_askable(chosen)
+    told = {one.name: (one.source, one.categories, one.left_out) for one in _marked(chosen)}
+    assert told["0"] == ("a COCO file", ("WBC",), ("RBC", "Platelets"))
+    assert told["the organ"] == ("a COCO file", ("WBC", "RBC", "Platelets"), ())

@@ -1,0 +1,355 @@
+"""Measuring a run with its model: what camscope.metrics says of the same maps, for every image, method and fill."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+from camscope import GradCAM, LayerCAM, load_model
+from camscope.cli import app
+from camscope.errors import ImageError, InputError, OutputError, PreprocessError
+from camscope.explainers.controls import centre_gaussian
+from camscope.explainers.ensemble.wrappers import Augmented
+from camscope.images.preprocess import Preprocess
+from camscope.metrics import METRICS, Trial, scoring
+from camscope.phantom import CATEGORIES, draw
+from tests.nets import conv
+from tests.untouched import untouched
+
+pa = pytest.importorskip("pyarrow")
+
+from camscope.batch import Run, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.evaluation import Evidence, measure  # noqa: E402
+from camscope.evaluation import model_based_metrics as module  # noqa: E402
+from camscope.evaluation.metric_evaluation import CHEAP  # noqa: E402
+from camscope.evaluation.run_replay import Again  # noqa: E402
+from camscope.evaluation.summary import summarised  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
+FLOORS = {"uniform", "centre", "edges", "random"}
+
+
+class Volume(nn.Module):
+    """Two convolutions of as many axes as asked, their mean, a head."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.features, self.head = conv(rank, 1), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).flatten(2).mean(2))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return load_model("phantom")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, net):
+    """Two methods asked two questions of four phantoms, one of them broken, in parts of two."""
+    root = tmp_path_factory.mktemp("model")
+    for n in range(4):
+        Image.fromarray(draw(seed=n, finding="nodule").image).save(root / f"{n}.png")
+    (root / "1.png").write_bytes(b"no image")
+    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], root, root / "run", ["nodule", "effusion"], chunk=2)
+    return root
+
+
+def parts(folder):
+    return {path.name: path.read_bytes() for path in (folder / "parts").iterdir()}
+
+
+def by_hand(net, x, heat, question, names, fill, **settings):
+    with scoring(net, x[None], question, categories=CATEGORIES) as scores:
+        trial = Trial(heat[None], scores, fill, **settings)
+        return [METRICS[name](trial)[0] for name in names]
+
+
+def test_every_value_is_that_of_the_metric_by_hand(net, place, tmp_path):
+    names, settings = ["deletion", "lerf-morf-gap", "average-drop", "completeness-gap"], {"steps": 3, "region": 16}
+    seen = []
+    with untouched(net):
+        made = measure(
+            place / "run", tmp_path / "out", metrics=names, model=net, fills=("mean", "zero"), **settings,
+            told=lambda *at: seen.append(at),
+        )  # fmt: skip
+    rows = made.table().to_pylist()
+    assert seen[-1] == (4, 4)
+    assert [row["row"] for row in rows] == sorted(row["row"] for row in rows)
+    assert {row["fill"] for row in rows if row["metric"] == "average-drop"} == {None}
+    lost = [row for row in rows if row["value"] is None]
+    assert {row["row"] for row in lost} == {1}
+    assert {row["reason"][:8] for row in lost} == {"no map: "}
+    said = {tuple(row[key] for key in ("row", "method", "target", "metric", "fill")): row["value"] for row in rows}
+    assert len(said) == len(rows) == 3 * 2 * 6 * 7 + len(lost)
+    for n, tool, target in ((0, GradCAM(net), "nodule"), (3, LayerCAM(net, layer="layer3"), "effusion")):
+        x = tool.read(place / f"{n}.png").x
+        heat = tool.explain(place / f"{n}.png", target).heatmap("input", scale=None)
+        for fill in ("mean", "zero"):
+            for name, value in zip(
+                names, by_hand(net, x, heat, target, names, fill, ties=[n], **settings), strict=True
+            ):
+                key = (n, tool.name, target, name, fill if METRICS[name].filled else None)
+                assert said[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
+        centre = centre_gaussian(x[None].double())[0].numpy()
+        (value,) = by_hand(net, x, centre, target, ["deletion"], "zero", ties=[n], **settings)
+        assert said[n, "centre", target, "deletion", "zero"] == pytest.approx(value, rel=2e-4)
+    for row in rows:
+        assert row["control"] == (row["method"] in FLOORS)
+
+
+def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
+    """Of an image and a question: itself, and of each map and control a curve up and down for each fill, and one more."""
+    passes = []
+    counting = net.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    names = [*CHEAP, "sparseness"]
+    measure(place / "run", tmp_path / "out", metrics=names, model=net, steps=3, region=32)
+    counting.remove()
+    cases, maps = 3 * 2, 2 + len(FLOORS)
+    assert sum(passes) == cases * (1 + maps * (2 * (2 * 3 - 1) + 2 * 2 + 1))
+    assert all(METRICS[name].needs in ("trial", "again") for name in CHEAP)
+
+
+def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    whole = measure(place / "run", tmp_path / "out", **settings)
+
+    def killed(done, total):
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(place / "run", tmp_path / "again", told=killed, **settings)
+    assert len(parts(tmp_path / "again")) == 1
+    again = measure(place / "run", tmp_path / "again", **settings)
+    assert again.table().equals(whole.table())
+    assert parts(tmp_path / "again") == parts(tmp_path / "out")
+    with pytest.raises(OutputError, match="steps: 2 there, 3 here"):
+        measure(place / "run", tmp_path / "out", **settings | {"steps": 3})
+    with pytest.raises(OutputError, match=r"fills: \['mean', 'blur'\] there, None here"):
+        measure(place / "run", tmp_path / "out", metrics=["sparseness"])
+
+
+def test_a_batch_that_is_done_is_kept_whatever_the_parts_of_the_run(net, place, tmp_path):
+    run_batch([GradCAM(net), LayerCAM(net, layer="layer3")], place, tmp_path / "run", ["nodule", "effusion"])
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    whole = measure(tmp_path / "run", tmp_path / "out", batch_size=1, **settings)
+    assert sorted(parts(tmp_path / "out")) == [f"part-{n:08d}.parquet" for n in range(4)]
+    assert whole.table()["row"].to_pylist() == sorted(whole.table()["row"].to_pylist())
+    at_once = measure(tmp_path / "run", tmp_path / "at once", batch_size=16, **settings).table()
+    order = [(name, "ascending") for name in ("row", "method", "target", "metric", "fill")]
+    one, other = (table.sort_by(order).drop_columns("value") for table in (at_once, whole.table()))
+    assert one.equals(other)
+
+    def killed(done, total):
+        assert total == 4
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path / "run", tmp_path / "again", batch_size=1, told=killed, **settings)
+    assert len(parts(tmp_path / "again")) == 2
+    seen = []
+    measure(tmp_path / "run", tmp_path / "again", batch_size=1, told=lambda done, _: seen.append(done), **settings)
+    assert seen == [1, 2, 3, 4]
+    assert parts(tmp_path / "again") == parts(tmp_path / "out")
+
+
+def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place, tmp_path):
+    run_batch(GradCAM(net), [str(place / f"{n}.png") for n in (0, 2, 3)], tmp_path / "run", ["nodule"])
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32, "batch_size": 1}
+    whole = measure(tmp_path / "run", tmp_path / "out", **settings).table()
+
+    def gone(done, total):
+        (tmp_path / "run" / "parts" / "part-00000000.parquet").unlink(missing_ok=True)
+
+    assert measure(tmp_path / "run", tmp_path / "again", told=gone, **settings).table().equals(whole)
+
+
+def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
+    settings = {"metrics": ["deletion", "sparseness"], "model": net, "steps": 2, "region": 32}
+    measure(place / "run", tmp_path / "out", **settings)
+    file = tmp_path / "out" / "run.json"
+    facts = json.loads(file.read_bytes())
+    del facts["made_with"]["parts"]
+    file.write_text(json.dumps(facts))
+    with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
+        measure(place / "run", tmp_path / "out", **settings)
+    plain = measure(place / "run", tmp_path / "plain", metrics=["sparseness"])
+    assert "parts" not in plain.facts["made_with"]  # without a model they are what they were
+
+
+def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):
+    settings = {"metrics": ["deletion"], "model": net, "steps": 2, "region": 32}
+    whole = measure(place / "run", tmp_path / "out", **settings).table()
+
+    def small(model, x, *rest, **settings):
+        if len(x) > 1:
+            raise torch.OutOfMemoryError("no more")
+        return scoring(model, x, *rest, **settings)
+
+    monkeypatch.setattr(module, "scoring", small)
+    alone = measure(place / "run", tmp_path / "alone", **settings).table()
+    order = [(name, "ascending") for name in ("row", "method", "target", "fill")]
+    one, other = whole.sort_by(order), alone.sort_by(order)
+    assert one.drop_columns("value").equals(other.drop_columns("value"))
+    np.testing.assert_allclose(one["value"].to_numpy(), other["value"].to_numpy(), rtol=1e-4)
+
+
+def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
+    other = load_model("phantom")
+    with torch.no_grad():
+        next(other.parameters())[0] += 1
+    digits = Run(place / "run").facts["made_with"]["model"]["digest"]
+    with pytest.raises(InputError, match=rf"a model with digest {digits} .*; the one given has [0-9a-f]{{16}}"):
+        measure(place / "run", tmp_path / "out", model=other)
+    with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
+        measure(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))
+    with pytest.raises(InputError, match=r"fills=\('black',\): expected one or several of mean, blur"):
+        measure(place / "run", tmp_path / "out", model=net, fills=("black",))
+    with pytest.raises(InputError, match=r"deletion asks the model: .*--model"):
+        measure(place / "run", tmp_path / "out", metrics=["deletion"])
+    with pytest.raises(InputError, match="ssim compares two maps"):
+        measure(place / "run", tmp_path / "out", metrics=["ssim"], model=net)
+    with pytest.raises(InputError, match="tools and preprocess are a model's"):
+        measure(place / "run", tmp_path / "out", preprocess="imagenet")
+    assert not (tmp_path / "out").exists()
+    few = {"metrics": ["average-drop"], "model": net}
+    for n in range(2):
+        Image.fromarray(draw(seed=n, finding="nodule").image).save(tmp_path / f"{n}.png")
+    run_batch(GradCAM(net), tmp_path, tmp_path / "run", chunk=2)
+    (tmp_path / "0.png").unlink()
+    rows = measure(tmp_path / "run", tmp_path / "one", **few).table().to_pylist()
+    assert [row["reason"] for row in rows][:1] == [f"{tmp_path / '0.png'}: there is no such file"]
+    assert [row["method"] for row in rows if row["row"] == 1] == ["gradcam", "uniform", "centre", "edges", "random"]
+    Image.fromarray(draw(seed=7).image).save(tmp_path / "1.png")
+    with pytest.raises(ImageError, match=r"1\.png: it has changed since it was explained"):
+        measure(tmp_path / "run", tmp_path / "two", **few)
+    run_batch(GradCAM(net), tmp_path, tmp_path / "asked", [lambda output: output[:, 0]])
+    with pytest.raises(InputError, match="of which only the words are known"):
+        measure(tmp_path / "asked", tmp_path / "two", **few)
+
+
+def test_explainers_are_made_again_from_what_the_run_says(net, place, tmp_path):
+    x = GradCAM(net).read(place / "0.png").x
+    tool = LayerCAM(net, layer="layer3")
+    names = ["random-logit", "adcc"]
+    rows = measure(place / "run", tmp_path / "out", metrics=names, model=net).table().to_pylist()
+    said = {tuple(row[key] for key in ("row", "method", "target", "metric")): row["value"] for row in rows}
+    assert said[0, "layercam", "nodule", "random-logit"] == pytest.approx(
+        METRICS["random-logit"](tool, x[None], "nodule"), rel=1e-4
+    )
+    assert {row["method"] for row in rows if row["metric"] == "random-logit" and row["control"]} == {"centre", "edges"}
+    heat = tool.explain(place / "0.png", "nodule").heatmap("input", scale=None)
+    with scoring(net, x[None], "nodule", categories=CATEGORIES) as scores:
+
+        def again(images):
+            return torch.from_numpy(tool.explain(images[0], "nodule").heatmap("input", scale=None))[None]
+
+        value = METRICS["adcc"](Trial(heat[None], scores), again)[0]
+    assert said[0, "layercam", "nodule", "adcc"] == pytest.approx(value, rel=1e-4)
+    assert {row["method"] for row in rows if row["metric"] == "adcc" and row["control"]} == FLOORS
+
+
+def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_path):
+    from camscope import METHODS
+
+    tools = [
+        METHODS["layercam"](net, layer="layer3"), METHODS["smoothgrad"](net, samples=3, batch_size=2),
+        METHODS["occlusion"](net, window=(24, 16), baseline=["zero", "blur"]), METHODS["saliency"](net, channels="max"),
+    ]  # fmt: skip
+    run_batch(tools, [str(place / "0.png")], tmp_path / "run")
+    again = Again.of(Run(tmp_path / "run"), net)
+    made = list(again.explainers().values())
+    assert {one.name: one.parameters for one in made} == {one.name: one.parameters for one in tools}
+    wrapped = Augmented(GradCAM(net))
+    run_batch(wrapped, [str(place / "0.png")], tmp_path / "wrapped")
+    few = {"metrics": ["random-logit"], "model": net}
+    with pytest.raises(InputError, match=r"cannot be made again .* pass measure\(…, tools=\[…\]\)"):
+        measure(tmp_path / "wrapped", tmp_path / "out", **few)
+    rows = measure(tmp_path / "wrapped", tmp_path / "out", tools=[wrapped], **few).table().to_pylist()
+    assert rows[0]["method"] == wrapped.title
+    assert rows[0]["value"] is not None
+    with pytest.raises(InputError, match="is of another model"):
+        measure(tmp_path / "run", tmp_path / "new", tools=[GradCAM(load_model("phantom"))], **few)
+
+
+@pytest.mark.parametrize("size", [(24,), (16, 12, 20)])
+def test_signals_and_volumes_are_measured_as_pictures_are(size, tmp_path):
+    torch.manual_seed(0)
+    net = Volume(len(size)).eval()
+    images = [torch.rand(1, *size) for _ in range(3)]
+
+    class Corner(Evidence):
+        """The first quarter of each axis."""
+
+        def mask(self, row, size):
+            made = np.zeros(size, bool)
+            made[tuple(slice(0, side // 4) for side in size)] = True
+            return made
+
+    run_batch(GradCAM(net, layer="features.0"), images, tmp_path / "run")
+    run = Run(tmp_path / "run", images)
+    made = measure(run, tmp_path / "out", Corner(), model=net, steps=3)
+    rows = made.table().to_pylist()
+    both = {row["metric"] for row in rows if row["method"] == "gradcam"}
+    assert both == {one.name for one in METRICS.values() if one.needs in ("map", "mask")} | set(CHEAP)
+    for row in rows:
+        assert row["value"] is not None or row["reason"], row
+    said = {(row["row"], row["method"], row["metric"], row["fill"]): row["value"] for row in rows}
+    heat = run.explanation(run.table().to_pylist()[0]).heatmap(scale=None)
+    mask = Corner().mask(None, size)
+    assert said[0, "gradcam", "enrichment", None] == pytest.approx(METRICS["enrichment"](heat, mask))
+    assert said[0, "uniform", "pointing-game", None] == pytest.approx(mask.mean())
+    names = ["stability", "acquisition-stability"]
+    asked = measure(run, tmp_path / "asked", metrics=names, model=net).table().to_pylist()
+    if len(size) == 1:
+        assert all(row["value"] is None and "an input of 1 axis" in row["reason"] for row in asked)
+    else:
+        assert all(row["value"] is not None or row["reason"] for row in asked)
+    (value,) = by_hand(net, images[0], heat, int(run.table()["target"][0].as_py()), ["deletion"], "blur", steps=3)
+    assert said[0, "gradcam", "deletion", "blur"] == pytest.approx(value, rel=1e-4)
+    assert {method for _, method, metric, _ in said if metric in ("enrichment", "insertion")} == FLOORS | {"gradcam"}
+    with pytest.raises(ImageError, match=r"Run\(folder, dataset\)"):
+        measure(tmp_path / "run", tmp_path / "other", model=net)
+
+
+def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
+    made = measure(place / "run", tmp_path / "out", metrics=["deletion", "average-drop"], model=net, steps=2)
+    lines = summarised(made.table())
+    assert list(lines) == ["deletion, mean", "deletion, blur", "average-drop"]
+    for line in lines["deletion, blur"]:
+        assert (line.metric, line.fill) == ("deletion", "blur")
+    (gradcam,) = (line for line in lines["deletion, blur"] if line.title == "gradcam · layer4")
+    wanted = made.table("metric = 'deletion' and fill = 'blur' and method = 'gradcam'")["value"].to_pylist()
+    assert gradcam.estimate.mean == pytest.approx(np.mean([one for one in wanted if one is not None]))
+    assert gradcam.over_control is not None
+
+
+def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["measure", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
+    result = CliRunner().invoke(app, [*words, "--fill", "mean,zero", "--figure", "f.svg"])
+    assert result.exit_code == 0, result.output
+    for said in (
+        "deletion, mean, less is better: the area",
+        "insertion, zero",
+        "average-drop, less",
+        "edges (control)",
+    ):
+        assert said in result.stdout
+    assert "necessity" not in result.stdout
+    assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["made_with"]["fills"] == ["mean", "zero"]
+    without = CliRunner().invoke(app, ["measure", str(place / "run"), "--metric", "deletion", "-o", "new"])
+    assert without.exit_code == 2
+    assert "--model" in without.stderr
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,297 @@
+"""Pictures of volumes: where the peak is drawn, in what proportions, which way round, with which words."""
+
+from itertools import permutations, product
+
+import cv2
+import numpy as np
+import pytest
+
+from camscope.errors import GeometryError, InputError, NonFiniteError
+from camscope.render import Volume, colourise, not_covered, planes, projection, slices, world_of_cells
+from camscope.render.anatomical_axes import letters, located, spacing, views
+from camscope.render.image_grid import AMBER
+from camscope.render.text import text_tile
+from camscope.render.volume import drawn
+from camscope.render.volume_annotations import ACCENT, corner, letter_size, line
+from camscope.render.volume_views import _columns
+
+TOP = colourise(np.ones((1, 1)))[0, 0]
+AXIAL = (
+    ("I", "S"),
+    ("A", "P"),
+    ("R", "L"),
+)  # a DICOM series: slices from the feet up, rows to the back, columns to the left
+
+
+def volume(shape=(5, 7, 9), peak=(1, 2, 3), **facts):
+    values = np.zeros(shape)
+    values[peak] = 2.0
+    return Volume(np.zeros(shape, np.uint8), values, **{"alpha": 1.0, **facts})
+
+
+def found(picture, tile):
+    """Top left corners of the places where a tile stands in a picture."""
+    away = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF)
+    return [
+        place
+        for place in np.argwhere(away < 1e5).tolist()
+        if (picture[place[0] : place[0] + tile.shape[0], place[1] : place[1] + tile.shape[1]] == tile).all()
+    ]
+
+
+# --- which way round
+
+
+@pytest.mark.parametrize("axes", list(permutations(range(3))))
+def test_a_spot_at_the_left_front_top_is_drawn_there_however_the_array_lies(axes):
+    for signs in product((1, -1), repeat=3):
+        size = np.array([20, 24, 28])[list(axes)]
+        world = np.zeros((4, 4))
+        for k, (axis, sign) in enumerate(zip(axes, signs, strict=True)):
+            world[axis, k] = sign * (k + 1)
+        # the spot: to the patient's left (x < 0), in front (y > 0), above (z > 0), beside the middle of the volume
+        voxel = tuple(
+            int(n // 2 + sign * side * n // 4)
+            for n, sign, side in zip(size, signs, [(-1, 1, 1)[axis] for axis in axes], strict=True)
+        )
+        one = volume(tuple(size), voxel, world=world)
+        assert one.voxel == (1, 2, 3)
+        axial, coronal, sagittal = (drawn(one, view, voxel[view.normal], 2.0)[..., 0] for view in one.views)
+        for picture, down, right in ((axial, False, True), (coronal, False, True), (sagittal, False, False)):
+            row, column = np.unravel_index(picture.argmax(), picture.shape)
+            assert (row > picture.shape[0] / 2) == down
+            assert (column > picture.shape[1] / 2) == right
+        assert [view.name for view in one.views] == ["axial", "coronal", "sagittal"]
+        edges = [view.edges(one.letters) for view in one.views]
+        assert edges == [("A", "P", "R", "L"), ("S", "I", "R", "L"), ("S", "I", "A", "P")]
+
+
+def test_an_oblique_volume_has_the_nearest_letters_and_its_true_spacing():
+    turn = np.deg2rad(30)
+    world = np.eye(4)
+    world[:2, :2] = [[-np.cos(turn), np.sin(turn)], [np.sin(turn), np.cos(turn)]]
+    world[:3, :3] *= [2.0, 3.0, 4.0]
+    assert letters(world) == (("R", "L"), ("P", "A"), ("I", "S"))
+    np.testing.assert_allclose(spacing(world), (2, 3, 4))
+
+
+def test_where_a_voxel_lies_in_words():
+    world = np.diag([-1.0, 2, 3, 1])
+    world[:3, 3] = 10, -7, 0
+    assert located(world, (4, 2, 5)) == ("R 6.0", "P 3.0", "S 15.0")
+    assert located(world, (12, 3.5, -1)) == ("L 2.0", "P 0.0", "I 3.0")
+
+
+def test_the_world_of_a_map_s_cells():
+    # cells of 2 x 2 x 2 voxels: the first one's centre lies between voxels 0 and 1, at 0.5
+    cells = np.column_stack([2 * np.eye(3), [0, 0, 0]])
+    moved = np.diag([1.0, 1, 3, 1])
+    moved[:3, 3] = 10, 0, 0
+    expected = np.diag([2.0, 2, 6, 1])
+    expected[:3, 3] = 10.5, 0.5, 1.5
+    np.testing.assert_allclose(world_of_cells(moved, cells), expected)
+    assert world_of_cells(None, cells) is None
+
+
+def test_letters_that_name_no_sides_turn_nothing():
+    assert [view.name for view in views(None)] == ["axis 0", "axis 1", "axis 2"]
+    odd = (("a", "b"), ("c", "d"), ("e", "f"))
+    assert views(odd) == views(None)
+    assert views(odd)[0].edges(odd) == ("c", "d", "e", "f")
+
+
+# --- planes
+
+
+@pytest.mark.parametrize("labels", [None, AXIAL, (("S", "I"), ("P", "A"), ("L", "R"))])
+def test_the_peak_is_at_its_place_in_each_plane(labels):
+    one = volume(labels=labels)
+    for view in one.views:
+        picture = drawn(one, view, one.peak[view.normal], 21.0)
+        row, column = view.place(one.peak, one.shape)
+        assert picture.shape == (one.shape[view.rows] * 21, one.shape[view.columns] * 21, 3)
+        assert (picture[int(row * 21), int(column * 21)] == TOP).all(), "the middle of the voxel has the top colour"
+        assert np.argwhere((picture == TOP).all(2)).tolist() == [[int(row * 21), int(column * 21)]]
+
+
+def test_the_cross_hairs_meet_at_the_peak_and_leave_it_free():
+    one = volume(labels=AXIAL)
+    picture = planes(one, size=189)  # 21 pixels a voxel
+    size = letter_size(189)
+    top, left = corner(size, known=True)
+    row, column = top + size // 2 + 2 * 21 + 10, left + 3 * 21 + 10
+    assert (picture[row, column] == TOP).all()
+    arm = np.rint(0.65 * np.array(ACCENT)).astype(np.uint8)
+    assert (picture[row, [column - 30, column + 30]] == arm).all()
+    assert (picture[[row - 30, row + 30], column] == arm).all()
+    assert (picture[row - 5, column] != arm).any()
+    counts = {letter: len(found(picture, line(letter, size))) for letter in "APRLSI"}
+    assert counts == dict.fromkeys("APRLSI", 2), "each side of the body is at the edges of two planes"
+    a, *_ = found(picture, line("A", size))
+    assert abs(a[1] + line("A", size).shape[1] / 2 - (left + 9 * 21 / 2)) <= 1, "above the middle of the axial plane"
+    assert a[0] < top + size // 2
+    assert len(found(picture, line("axial 1", size))) == 1
+
+
+def test_planes_have_the_proportions_of_the_body():
+    one = volume((4, 20, 10), (1, 2, 3), spacing=(5.0, 0.5, 1.0))
+    assert [drawn(one, view, 0, 10.0).shape[:2] for view in one.views] == [(100, 100), (200, 100), (200, 100)]
+    assert one.finest(None) == 320 / 20, "the smallest picture's longest side, of 20 mm"
+    assert volume((4, 1000, 10), (1, 2, 3)).finest(None) == 512 / 1000
+
+
+def test_any_voxel_can_be_looked_at_and_none_beyond():
+    one = volume()
+    assert (planes(one, (0, 0, 0)) != planes(one)).any()
+    assert (planes(one, one.peak) == planes(one)).all()
+    with pytest.raises(InputError, match=r"at=\(5, 0, 0\): expected a voxel"):
+        planes(one, (5, 0, 0))
+
+
+def test_a_figure_s_planes_have_the_rows_that_it_asks_for():
+    for height in (120, 239, 240, 400):
+        assert planes(volume(labels=AXIAL, spacing=(3, 1, 1)), height=height).shape[0] == height
+
+
+def test_the_words_beside_the_planes():
+    world = np.diag([1.0, 1, 2, 1])
+    one = volume(world=world)
+    picture, size = planes(one), letter_size(320)
+    for word in ("peak 2", "voxel 1, 2, 3", "R 1.0  A 2.0  S 6.0 mm", "axial 3 · S 6.0 mm", "coronal 2 · A 2.0 mm"):
+        assert len(found(picture, line(word, size))) == 1, word
+    assert len(found(planes(volume(spacing=(2, 1, 1))), line("axis 0: 1 · 2.0 mm", size))) == 1
+    assert not found(planes(volume(alpha=0.0)), line("peak 2", size))
+
+
+def test_the_scale_is_one_and_its_ends_are_raw():
+    values = np.zeros((4, 6, 6))
+    values[1, 2, 2], values[3, 4, 4] = 8.0, 4.0
+    one = Volume(np.zeros(values.shape, np.uint8), values, alpha=1.0)
+    assert one.ends == (0.0, 8.0)
+    assert one.peak == (1, 2, 2)
+    half = drawn(one, one.views[0], 3, 21.0)[4 * 21 + 10, 4 * 21 + 10]
+    np.testing.assert_array_equal(half, np.rint(0.75 * colourise(np.full((1, 1), 0.5))[0, 0]))  # 1 - (1 - 0.5)^2
+    assert len(found(planes(one), text_tile("8", letter_size(320), ink=(214, 214, 214), paper=(18, 18, 20)))) >= 1
+
+
+def test_of_a_signed_map_the_largest_size_is_the_peak_and_keeps_its_sign():
+    values = np.zeros((3, 4, 5))
+    values[0, 1, 2], values[2, 3, 4] = 1.0, -3.0
+    one = Volume(np.zeros(values.shape, np.uint8), values, colormap="diverging", alpha=1.0)
+    assert one.peak == (2, 3, 4)
+    assert one.ends == (-3.0, 3.0)
+    blue = colourise(np.full((1, 1), -1.0), "diverging")[0, 0]
+    assert (drawn(one, one.views[0], 2, 21.0)[3 * 21 + 10, 4 * 21 + 10] == blue).all()
+    from camscope.render.volume_views import strongest
+
+    assert strongest(values, 0, "diverging")[3, 4] == -3.0
+    assert strongest(values, 0, "diverging")[1, 2] == 1.0
+
+
+# --- slices and projections
+
+
+def test_slices_are_spread_numbered_and_the_peak_is_in_a_frame():
+    one = volume((30, 8, 8), (17, 2, 3))
+    picture = slices(one, size=100, count=5, columns=5)
+    size = letter_size(200)
+    numbers = [n for n in range(30) if found(picture[:, :560], line(f"{n}", size))]
+    assert numbers == [0, 7, 22, 29], "17 is among them, in another colour"
+    assert len(found(picture, line("17", size, ink=ACCENT))) == 1
+    assert (picture == ACCENT).all(2).sum() > 2 * 100
+    with pytest.raises(InputError, match="count=0"):
+        slices(one, count=0)
+    with pytest.raises(InputError, match="axis='axial': expected 0, 1, 2"):
+        slices(one, "axial")
+    assert volume(labels=AXIAL).view("coronal") == volume(labels=AXIAL).view(1)
+
+
+def test_a_grid_leaves_few_places_empty():
+    assert _columns(12, 1.0) == 4
+    assert _columns(8, 1.0) == 4
+    assert _columns(1, 1.0) == 1
+    assert _columns(12, 0.05) == 1, "very wide slices stand one below the other"
+
+
+def test_a_projection_shows_the_strongest_value_along_its_axis():
+    values = np.zeros((4, 5, 6))
+    values[3, 1, 2], values[0, 4, 5] = 2.0, 1.0
+    one = Volume(np.zeros((4, 5, 6), np.uint8), values, alpha=1.0)
+    picture = projection(one, 0, size=6 * 21)
+    top, left = corner(11, known=False)
+    top += 11 // 2
+    assert (picture[top + 1 * 21 + 10, left + 2 * 21 + 10] == TOP).all()
+    half = np.rint(0.75 * colourise(np.full((1, 1), 0.5))[0, 0])
+    np.testing.assert_array_equal(picture[top + 4 * 21 + 10, left + 5 * 21 + 10], half)
+    assert projection(one, size=126).shape[1] > 2 * picture.shape[1] - 200, "three side by side"
+    bright = Volume(np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.zeros((2, 3, 4)))
+    assert (projection(bright, behind="mean") != projection(bright, behind="max")).any()
+    with pytest.raises(InputError, match="behind='sum'"):
+        projection(one, behind="sum")
+
+
+# --- what is odd is seen
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (0.0, "the map is 0 everywhere"),
+        (3.0, "flat: the map has one value everywhere"),
+        (np.array([[[-1.0, -2.0]]]), "nothing in the map is positive"),
+    ],
+)
+def test_an_empty_or_a_flat_map_says_so(values, words):
+    one = Volume(np.zeros((3, 4, 6), np.uint8), np.broadcast_to(values, (3, 4, 2)).repeat(3, 2))
+    assert one.warning == words
+    assert one.peak == (1, 2, 3), "the middle"
+    for picture in (planes(one), slices(one), projection(one)):
+        assert (picture == AMBER).all(2).sum() > 100
+    silent = Volume(one.picture, one.values, flag="")
+    assert not (planes(silent) == AMBER).all(2).any()
+    assert Volume(one.picture, one.values, flag="flat").warning == "flat"
+
+
+def test_what_is_not_covered_is_hatched_and_holds_no_peak():
+    covered = np.ones((5, 7, 9), bool)
+    covered[:, :, :5] = False
+    one = volume(covered=covered)
+    assert one.warning == "the map is 0 everywhere", "2.0 lies where nothing is covered"
+    picture = drawn(one, one.views[0], 1, 10.0)
+    hatched = not_covered(np.zeros((70, 90, 3), np.uint8), covered[0].repeat(10, 0).repeat(10, 1))
+    np.testing.assert_array_equal(picture, hatched)
+    nowhere = volume(covered=np.zeros((5, 7, 9), bool))
+    assert nowhere.warning == "the map covers nothing of this volume"
+    assert planes(nowhere).ndim == 3
+
+
+def test_greys_of_any_kind_of_numbers():
+    numbers = np.linspace(-1000, 1000, 1000).reshape(10, 10, 10)
+    one = Volume(numbers, np.zeros((10, 10, 10)), window=(-500.0, 500.0))
+    assert one.grey.min() == 0
+    assert one.grey.max() == 255
+    assert abs(int(one.grey[5, 0, 0]) - 128) <= 1
+    assert (one.grey == 0).mean() == pytest.approx(0.25, abs=0.01)
+    assert (Volume(numbers * 0, numbers * 0).grey == 128).all()
+    assert Volume(np.where(numbers > 900, np.nan, numbers), numbers * 0).grey.max() == 255
+    colour = np.zeros((3, 4, 5, 3), np.uint8)
+    colour[..., 0] = 200
+    assert (drawn(Volume(colour, np.zeros((3, 4, 5))), views(None)[0], 0, 8.0) == [200, 0, 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "words"),
+    [
+        ({"values": np.zeros((3, 4))}, InputError, r"expected \(D,H,W\)"),
+        ({"values": np.zeros((3, 4, 6))}, InputError, r"the volume is \(3, 4, 5\) and its map \(3, 4, 6\)"),
+        ({"values": np.full((3, 4, 5), np.nan)}, NonFiniteError, "60 of 60 values"),
+        ({"covered": np.ones((3, 4), bool)}, GeometryError, r"covered is \(3, 4\)"),
+        ({"spacing": (1.0, 0.0, 1.0)}, InputError, "three positive numbers"),
+        ({"labels": (("L", "R"),)}, InputError, "a pair of letters"),
+        ({"masks": np.ones((3, 4))}, GeometryError, r"the mask is \(3, 4\)"),
+        ({"world": np.zeros((4, 4))}, InputError, "invertible"),
+    ],
+)
+def test_what_does_not_belong_together_is_one_clear_error(facts, error, words):
+    with pytest.raises(error, match=words):
+        planes(Volume(**{"picture": np.zeros((3, 4, 5), np.uint8), "values": np.zeros((3, 4, 5)), **facts}))

@@ -1,0 +1,169 @@
+"""Models that take the image by keyword, or in a dict."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from camscope import Denoised, Fused, GradCAM, IntegratedGradients, Preprocess, ScoreCAM, run_batch
+from camscope.errors import InputError
+from camscope.evaluation import measure
+from camscope.forward_signature import InputKey, input_key_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def scores(self, x, scale=1.0):
+        return self.head(self.conv(x).tanh().square().mean((2, 3))) * scale
+
+    def forward(self, x, scale=1.0):
+        return self.scores(x, scale)
+
+
+class KeywordOnly(Plain):
+    def forward(self, *, picture, scale=1.0):
+        return self.scores(picture, scale)
+
+
+class TwoKeywords(Plain):
+    def forward(self, *, picture, scale):
+        return self.scores(picture, scale)
+
+
+class PixelsLater(Plain):
+    """As CLIP and vision-language models of Hugging Face."""
+
+    def forward(self, input_ids=None, pixel_values=None, scale=1.0):
+        assert input_ids is None or input_ids.ndim == 1
+        return self.scores(pixel_values, scale)
+
+
+class AnyKeyword(Plain):
+    def forward(self, **batch):
+        return self.scores(batch["picture"], batch.get("scale", 1.0))
+
+
+class InDict(Plain):
+    def forward(self, batch):
+        return self.scores(batch["picture"], batch.get("scale", 1.0))
+
+
+def like(kind):
+    """A model of that kind and a plain one with the same weights, and an input."""
+    torch.manual_seed(0)
+    model, plain = kind().double().eval(), Plain().double().eval()
+    plain.load_state_dict(model.state_dict())
+    return model, plain, torch.randn(2, 3, 6, 8).double()
+
+
+KINDS = [
+    (KeywordOnly, None),
+    (TwoKeywords, "picture"),
+    (PixelsLater, None),
+    (AnyKeyword, "picture"),
+    (InDict, "picture"),
+]
+
+
+@pytest.mark.parametrize(("kind", "key"), KINDS)
+@pytest.mark.parametrize("method", [GradCAM, ScoreCAM, IntegratedGradients])
+def test_the_map_is_that_of_the_model_that_takes_its_image_first(kind, key, method):
+    model, plain, x = like(kind)
+    scale = torch.tensor([[2.0], [0.5]]).double()
+    tool, more = method(model, input_key=key), {"additional_forward_args": {"scale": scale}}
+    expected = method(plain).attribute(x, 1, scale=scale)
+    torch.testing.assert_close(tool.attribute(x, 1, **more), expected)
+    for one, heat in zip(tool.explain_batch(list(x), 1, **more), expected, strict=True):
+        np.testing.assert_allclose(one.heat, heat.numpy(), atol=1e-12)
+
+
+def test_positional_arguments_keep_their_places():
+    model, plain, x = like(PixelsLater)
+    ids = torch.tensor([1, 2])
+    torch.testing.assert_close(GradCAM(model).attribute(x, 1, ids), GradCAM(plain).attribute(x, 1))
+
+
+@pytest.mark.parametrize("kind", [TwoKeywords, AnyKeyword])
+def test_where_several_keywords_may_be_the_image_the_error_asks_for_one(kind):
+    model, _, x = like(kind)
+    with pytest.raises(InputError, match=r"takes keywords only .*input_key='image'"):
+        GradCAM(model).attribute(x, 1)
+
+
+def test_a_wrapper_and_a_comparison_keep_the_key():
+    model, plain, x = like(InDict)
+    tool, same = GradCAM(model, input_key="picture"), GradCAM(plain)
+    torch.testing.assert_close(Denoised(tool).attribute(x, 1), Denoised(same).attribute(x, 1))
+    for found in tool.explain_methods(x[0], ["hirescam", "integratedgradients"], 1):
+        expected = same.explain_methods(x[0], [found.method], 1)[0]
+        np.testing.assert_allclose(found.heat, expected.heat, atol=1e-12)
+        assert found.parameters["input_key"] == "picture"
+    with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
+        Fused([tool, GradCAM(model)])
+
+
+def test_keys_by_hand():
+    for kind, expected in (
+        (Plain, None),
+        (KeywordOnly, InputKey("picture")),
+        (PixelsLater, InputKey("pixel_values")),
+        (nn.Identity, None),
+        (nn.Sequential, None),
+    ):
+        assert input_key_of(kind()) == expected
+    assert input_key_of(InDict(), "picture") == InputKey("picture", in_dict=True)
+    assert input_key_of(AnyKeyword(), "picture") == InputKey("picture")
+    assert input_key_of(Plain(), "x") == InputKey("x")
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_an_image_and_text_model_takes_the_image_without_help(name):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, f"{name}Config")(
+        text_config={**sizes, **ends, "vocab_size": 32, "max_position_embeddings": 8},
+        vision_config={**sizes, "image_size": 32, "patch_size": 8},
+        **({"projection_dim": 16} if name == "CLIP" else {}),
+    )
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    x, ids = torch.rand(1, 3, 32, 32), torch.tensor([[1, 5, 2], [1, 6, 2]])
+    found = GradCAM(model, "vision_model.embeddings").explain(
+        x[0], lambda output: output.logits_per_image[:, 1], input_ids=ids
+    )
+    with torch.no_grad():
+        expected = model(input_ids=ids, pixel_values=x).logits_per_image[0, 1]
+    assert found.score == pytest.approx(expected.item())
+    assert found.grid == (4, 4)
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+def test_a_run_and_its_metrics_call_the_model_as_the_methods_did(tmp_path):
+    model, plain, _ = like(InDict)
+    (tmp_path / "images").mkdir()
+    for i in range(2):
+        pixels = np.random.default_rng(i).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
+    preprocess = Preprocess(resize=12, crop=12, mean=(0.5,) * 3, std=(0.5,) * 3)
+    values = []
+    for name, net, key in (("dict", model, "picture"), ("plain", plain, None)):
+        tool = GradCAM(net, "conv", preprocess=preprocess, input_key=key)
+        run_batch(tool, tmp_path / "images", tmp_path / name, [1])
+        measured = measure(
+            tmp_path / name,
+            tmp_path / f"{name}-metrics",
+            metrics=["deletion", "random-logit"],
+            model=net,
+            preprocess=preprocess,
+        )
+        values.append([row["value"] for row in measured.table().to_pylist()])
+    assert np.isfinite(np.array(values[0], dtype=float)).any()
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-6)

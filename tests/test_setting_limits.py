@@ -1,0 +1,128 @@
+"""Numbers that nobody can mean: one error that names the setting, before anything is computed or memory is taken."""
+
+import inspect
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from camscope import render
+from camscope.cli import app
+from camscope.errors import CamscopeError, InputError
+from camscope.explainers import METHODS
+from camscope.explainers.core.evaluation_context import MAX_COUNT, expect_count, expect_number, expect_positive
+
+HUGE = (10**9, 10**30, 10**5000)
+WRONG = (-1, 0, 1.5, float("nan"), float("inf"), True, "8")
+COUNTS = [
+    (name, parameter.name)
+    for name, method in METHODS.items()
+    for parameter in inspect.signature(method).parameters.values()
+    if str(parameter.annotation) in ("<class 'int'>", "int | None") and parameter.name not in ("seed", "call", "margin")
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), COUNTS)
+def test_a_count_is_one_that_a_run_can_end_with(name, setting):
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    for value in (*HUGE, *WRONG):
+        with pytest.raises(InputError, match=rf"^{setting}=.*expected") as error:
+            METHODS[name](model, **{setting: value})
+        assert len(str(error.value)) < 300
+
+
+def test_numbers_have_bounds_and_errors_stay_short():
+    assert len(COUNTS) > 60
+    expect_count(batch_size=MAX_COUNT)
+    with pytest.raises(InputError, match=r"^samples=1000001: expected 1,000,000 at most$"):
+        expect_count(samples=MAX_COUNT + 1)
+    with pytest.raises(
+        InputError, match=r"^samples=a number of thousands of digits: expected 1,000,000 at most or None$"
+    ):
+        expect_count(None, samples=10**5000)
+    expect_number(fraction=Fraction(1, 2), high=1)
+    with pytest.raises(InputError, match=r"^fraction=1e\+300: expected 1 at most"):
+        expect_number(fraction=1e300, low=0, high=1)
+    with pytest.raises(InputError, match=r"^width=1e\+300: expected 10 at most"):
+        expect_positive(width=1e300, high=10)
+
+
+def test_the_masks_of_rise_have_a_limit():
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+    with pytest.raises(
+        InputError, match=r"^cells=500, samples=1000000: the masks alone would take 4,\d{3},\d{3},\d{3}"
+    ):
+        METHODS["rise"](model, cells=500, samples=MAX_COUNT).attribute(torch.rand(1, 3, 32, 32), target=1)
+
+
+PICTURE = np.zeros((8, 600, 3), np.uint8)
+
+
+@pytest.mark.parametrize("height", [10**9, 10**40, 0, -1, float("nan"), float("inf"), "8"])
+def test_a_picture_has_a_number_of_rows_that_it_can_have(height, tmp_path):
+    cube = render.Volume(np.zeros((4, 4, 4)), np.zeros((4, 4, 4)))
+    for draw in (
+        lambda: render.fitted(PICTURE, height),
+        lambda: render.panel([PICTURE], ["a"], height=height),
+        lambda: render.planes(cube, height=height),
+        lambda: render.planes(cube, size=height),
+        lambda: render.slices(cube, size=height),
+    ):
+        with pytest.raises(InputError, match=r"(height|size)=.*expected 1 to 32,768 rows"):
+            draw()
+    with pytest.raises(InputError, match=r"height=32000: the picture would have 32,000 x 2,400,000 pixels"):
+        render.fitted(PICTURE, 32_000)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("images")
+    for n in range(2):
+        Image.fromarray(np.full((32, 32, 3), 40 * n, np.uint8)).save(folder / f"{n}.png")
+    return folder
+
+
+@pytest.mark.parametrize("number", ["1000000000", "9" * 40])
+@pytest.mark.parametrize("option", ["--height", "--batch-size", "--threads", "--chunk"])
+def test_a_batch_is_refused_before_anything_is_written(option, number, images, tmp_path):
+    pytest.importorskip("pyarrow")
+    result = CliRunner().invoke(
+        app, ["batch", str(images), "-o", str(tmp_path / "run"), "--overlays", "png", option, number]
+    )
+    assert result.exit_code == 2
+    assert result.stderr.count("error: ") == 1
+    assert "expected" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", ["1000000000", "9" * 40, "9" * 5000, "100000x100000"])
+def test_the_size_of_an_example_has_a_limit(number):
+    result = CliRunner().invoke(app, ["layers", "phantom", "--size", number])
+    assert (result.exit_code, result.stderr.count("expected 67,108,864 numbers at most")) == (2, 1)
+
+
+def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
+    pytest.importorskip("pyarrow")
+    from camscope.batch import Query, Run, inspect_images, run_batch
+    from camscope.batch.contact_sheet import sheet
+    from camscope.evaluation import measure
+    from camscope.explainers import GradCAM
+    from camscope.models import load_model
+
+    for threads in (0, -1, 10**9, 1.5):
+        with pytest.raises(InputError, match="threads="):
+            inspect_images(images, threads=threads)
+        with pytest.raises(InputError, match="threads="):
+            run_batch(GradCAM(load_model("phantom")), images, tmp_path / "no", threads=threads)
+    run_batch(GradCAM(load_model("phantom")), images, tmp_path / "run")
+    with pytest.raises(InputError, match="threads="):
+        measure(tmp_path / "run", tmp_path / "values", threads=10**9)
+    with pytest.raises(InputError, match="limit="):
+        Query(limit=10**40)
+    with pytest.raises(CamscopeError, match=r"size=1000000000; expected 32 to 2,048 rows"):
+        sheet(Run(tmp_path / "run"), Query(), size=10**9)
