@@ -37,13 +37,13 @@ class LabelImage:
         """(*S): where there is any label; NaN is none."""
         return np.asarray((self.values != 0) & (self.values == self.values))
 
-    def names(self) -> tuple[str, ...]:
-        """The labels in order: `1`, `255`, or `#ff0000`."""
+    def names(self, most: int | None = None) -> tuple[str, ...]:
+        """The labels in order, or the first of them: `1`, `255`, or `#ff0000`."""
         inside = self.values[self.inside]
         if not inside.size:
             return ()
         low = inside.min()
-        return tuple(map(self._name, [low] if low == inside.max() else np.unique(inside)))
+        return tuple(map(self._name, [low] if low == inside.max() else np.unique(inside)[:most]))
 
     def having(self, categories: Iterable[str]) -> NDArray[np.bool_]:
         """(*S): where the label is one of these."""

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from camscope.audit.core.config import Config
 from camscope.cli import app
 from camscope.cli.scan_options import masks_of
-from camscope.errors import CategoryError, InputError, TargetError
+from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import evidence_of
 from camscope.evaluation.map_generation import expect_evidence
+from camscope.images.mask_files import read_labels
 from camscope.mask_labels import LabelImage
 from camscope.render import outlines
 from camscope.targets import Region
@@ -281,3 +282,55 @@ def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
     told = {one.name: (one.source, one.categories, one.left_out) for one in _marked(chosen)}
     assert told["0"] == ("a COCO file", ("WBC",), ("RBC", "Platelets"))
     assert told["the organ"] == ("a COCO file", ("WBC", "RBC", "Platelets"), ())
+
+
+# --- segmentation objects
+
+
+@pytest.fixture
+def segmentations(tmp_path):
+    """A CT slice, and segmentation objects on it: of one segment, and of two, whose frames are segments, not slices."""
+    hd, pydicom = pytest.importorskip("highdicom"), pytest.importorskip("pydicom")
+    from pydicom.sr.codedict import codes
+    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+    image = pydicom.dcmread(Path(pydicom.__file__).parent / "data" / "test_files" / "CT_small.dcm")
+    image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    for keyword in ("PatientBirthDate", "AccessionNumber", "StudyID", "ReferringPhysicianName"):
+        setattr(image, keyword, "")
+    image.PatientName = "A^B"
+    image.save_as(tmp_path / "a.dcm")
+    marked = np.zeros((1, image.Rows, image.Columns), np.uint8)
+    marked[0, 4:10, 5:20] = 1
+    two = marked.copy()
+    two[0, 20:30] = 2
+    for name, values, count in (("one", marked, 1), ("two", two, 2)):
+        segments = [
+            hd.seg.SegmentDescription(
+                at + 1, f"s{at}", codes.SCT.Tissue, codes.SCT.Liver, hd.seg.SegmentAlgorithmTypeValues.MANUAL
+            )
+            for at in range(count)
+        ]
+        made = hd.seg.Segmentation(
+            [image], values, "BINARY", segments, generate_uid(), 1, generate_uid(), 1, "maker", "model", "1", "1"
+        )
+        (tmp_path / name).mkdir()
+        made.save_as(tmp_path / name / "a.dcm")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_segmentation_object_is_no_mask_and_the_way_out_is_named(segmentations, name):
+    file = segmentations / name / "a.dcm"
+    size, row = (128, 128), {"row": 0, "path": "a.dcm", "mask": f"{name}/a.dcm"}
+    for known in (evidence_of(segmentations / name, [], segmentations), evidence_of("mask", ["mask"], segmentations)):
+        with pytest.raises(InputError, match=r"DICOM segmentation object .* convert it to NIfTI"):
+            known.mask(row, size)
+    with pytest.raises(ImageError, match="DICOM segmentation object"):
+        read_labels(file.read_bytes())
+    done = CliRunner().invoke(
+        app, ["explain", str(segmentations / "a.dcm"), "--mask", str(file), "-o", str(segmentations / "out.png")]
+    )
+    assert done.exit_code == 1, done.output
+    assert "segmentation object" in " ".join(done.output.split())
+    assert "Traceback" not in done.output

@@ -29,10 +29,10 @@ from camscope.audit.runner import Foreseeing, Telling, as_json, begin, expect_im
 from camscope.audit.shortcuts import interventions
 from camscope.batch import Run
 from camscope.batch.manifest import arrow
-from camscope.data_readers import read_parquet
+from camscope.data_readers import MAX_JSON, read_parquet
 from camscope.errors import InputError
 from camscope.plurals import plural
-from camscope.safe_files import expect_regular_files, held_alone, write_bytes
+from camscope.safe_files import expect_regular_files, held_alone, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,10 @@ class AuditRun:
         if not (self.folder / output_tables.SUMMARY).is_file():
             raise InputError(f"{folder}: the audit is not finished: start it again, and it goes on")
         try:
-            self.summary = Summary.model_validate_json((self.folder / output_tables.SUMMARY).read_bytes())
+            self.summary = Summary.model_validate_json(read_bytes(self.folder / output_tables.SUMMARY, MAX_JSON))
+        except (OSError, MemoryError) as error:
+            why = getattr(error, "strerror", None) or "there is not enough memory for it"
+            raise InputError(f"{folder}: {output_tables.SUMMARY} cannot be read: {why}") from error
         except ValidationError as error:
             raise InputError(
                 f"{folder}: {output_tables.SUMMARY} is not what an audit writes: {plural(error.error_count(), 'error')}"

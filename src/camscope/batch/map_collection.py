@@ -49,6 +49,8 @@ class Collection:
         self.folder, self._given, self._opening = Path(folder), dataset, threading.Lock()
         self.fetch = fetch
         facts = Store(folder).facts
+        if facts is None and self.folder.is_file():
+            raise InputError(f"{folder}: it is a file; expected the folder of a run, as camscope batch writes it")
         if facts is None:
             raise InputError(f"{folder}: this is no run: it holds no run.json")
         if wrong := [name for name, holds in _rules(facts).items() if not holds]:

@@ -70,7 +70,7 @@ class Store:
         path = self.folder / RUN
         try:
             found = json.loads(read_bytes(path, MAX_JSON))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise OutputError(f"{path}: it cannot be read: {error.strerror or error}") from error

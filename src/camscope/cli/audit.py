@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base, evaluation_request
+from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
@@ -155,10 +156,18 @@ def verify(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed draws other rows.")] = 0,
 ) -> None:
     """Check every file of an audit against its digest, and compute some rows again. Exit code 1 where something differs."""
+    from camscope.audit.core.config import Config
     from camscope.audit.verification.verify import verified
 
-    with staged() as told:
-        found = verified(folder, config, rows=rows, seed=seed, told=lambda done, total: told("images", done, total))
+    given = None if config is None else Config.of(config)
+    try:
+        with staged() as told:
+            found = verified(folder, given, rows=rows, seed=seed, told=lambda done, total: told("images", done, total))
+    except InputError as error:
+        if not folder.is_dir():
+            raise
+        base.complain(base.reason(error))  # the right folder, of which a file is missing or no file
+        raise typer.Exit(base.FAILED) from None
     console = base.out()
     for one in found.checks:
         mark = ("✓ ", "green") if one.holds else ("✗ ", "bold red")

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import os
 import re
 import sys
 import traceback
@@ -160,9 +161,14 @@ class Group(TyperGroup):
         except Exception as error:
             if isinstance(error, typer.Exit | typer.Abort) or is_usage(error) or _is_closed_pipe(error):
                 raise
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            complain(reason(error) if isinstance(error, CamscopeError) else f"{reason(error)}; run again with --debug")
+            try:
+                if ctx.params.get("debug"):
+                    traceback.print_exc()
+                said = reason(error)
+                complain(said if isinstance(error, CamscopeError) else f"{said}; run again with --debug")
+            except MemoryError:  # not even for the console that prints in color
+                os.write(sys.stderr.fileno(), b"error: out of memory; give the process more of it\n")
+                raise typer.Exit(FAILED) from None
             misused = isinstance(error, CamscopeError) and not isinstance(error, ABOUT_ONE_INPUT)
             raise typer.Exit(MISUSED if misused else FAILED) from None
 

@@ -52,12 +52,18 @@ class Wanted:
     def mapped(self, output: str) -> "tuple[Run, nn.Module | None, Outcome | None]":
         """The run, the model if metrics ask it, and what became of images, if maps are made: in a folder of `output`."""
         from camscope.batch import Run
+        from camscope.errors import InputError
         from camscope.evaluation.map_metrics import columns
 
         if is_images(self.source):
             folder = Path(output) / RUN
             outcome, net, manifest = self._made(folder)
             return Run(folder, self.scans or manifest), net if self.asks else None, outcome
+        if Path(self.source).is_file():
+            raise InputError(
+                f"{self.source}: it is a single file; expected the folder of a run, or images: a folder, a pattern in quotes, or "
+                "a .csv or .parquet manifest; for one image pass a folder that holds it"
+            )
         run = Run(self.source, self.scans, fetch=self.fetch)
         self._expect_group(columns(run.dataset.schema).names)
         tell_not_fetched(run)

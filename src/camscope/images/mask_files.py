@@ -7,11 +7,21 @@ from camscope.errors import ImageError
 from camscope.images.files.redaction import silent
 from camscope.images.photo import read_photo
 from camscope.images.scans.raster import read_raster
+from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.mask_labels import LabelImage
 from camscope.safe_files import open_regular
 
+SEGMENTATION = "SEG"  # the modality of DICOM
 ORIENTATION = 0x0112  # the tag of EXIF
+NO_SEGMENTATION = (
+    "it is a DICOM segmentation object (SEG), whose frames are segments; expected one label for each pixel: convert it to NIfTI, "
+    "as with segimage2itkimage of dcmqi, or to an array with highdicom"
+)
+
+
+class SegmentationObjectError(ImageError):
+    """A mask that is a DICOM segmentation object."""
 
 
 def read_labels(file: str | Path | bytes, *, is_volume: bool = False) -> LabelImage:
@@ -21,11 +31,19 @@ def read_labels(file: str | Path | bytes, *, is_volume: bool = False) -> LabelIm
     bits, their small labels would all be black. ImageError for a file that cannot be read.
     """
     if is_volume or is_scan(file):
-        scan = read_scan(file)
+        scan = read_mask_scan(file)
         return LabelImage.from_colors(scan.values) if scan.colour else LabelImage(scan.values)
     if _is_deep(file):
         return LabelImage(read_raster(file, frame=0).values)
     return LabelImage.from_colors(read_photo(file).pixels)
+
+
+def read_mask_scan(file: str | Path | bytes) -> Scan:
+    """A mask that is a medical image. ImageError for a segmentation object: frames of several segments look like slices."""
+    scan = read_scan(file)
+    if scan.modality == SEGMENTATION:
+        raise SegmentationObjectError(f"{scan.name}: {NO_SEGMENTATION}")
+    return scan
 
 
 def _is_deep(file: str | Path | bytes) -> bool:

@@ -170,6 +170,12 @@ def mask_of(pixels):
     return lambda set_: Image.fromarray(pixels).save(set_.folder / "1-mask.png")
 
 
+def segmented(set_):
+    """A DICOM segmentation object of the image's size as its mask."""
+    dicom(set_.folder / "1-seg.dcm", np.ones(SIZE, np.int16), Modality="SEG")
+    set_.cell(1, "mask", "1-seg.dcm")
+
+
 def copied(set_):
     """The pixels of another split, in a file of another study."""
     dicom(set_.file(1), PIXELS[3])
@@ -207,6 +213,16 @@ TROUBLES = {
     "a mask that is not there": (cell("mask", "none.png"), {"mask-missing": [1]}),
     "a mask that is none": (lambda set_: (set_.folder / "1-mask.png").write_bytes(b"x"), {"mask-unreadable": [1]}),
     "a mask of another size": (mask_of(np.ones((10, 12), np.uint8)), {"mask-size": [1]}),
+    "a mask of two labels": (
+        mask_of(np.eye(*SIZE, dtype=np.uint8) + np.tri(*SIZE, dtype=np.uint8)),
+        {"mask-labels": [1]},
+    ),
+    "a mask of soft edges": (
+        mask_of(np.arange(SIZE[0] * SIZE[1], dtype=np.uint8).reshape(SIZE)),
+        {"mask-levels": [1]},
+    ),
+    "a mask of another label": (mask_of(np.eye(*SIZE, dtype=np.uint8) * 255), {"mask-labels-differ": [1]}),
+    "a segmentation object": (segmented, {"mask-segmentation": [1]}),
     "an empty mask": (mask_of(np.zeros(SIZE, np.uint8)), {"mask-empty": [1]}),
     "MONOCHROME1": (negative, {"monochrome1": [1], "unit-mix": [1]}),
     "another modality": (tag(Modality="MR"), {"modality-mix": [1]}),
@@ -731,3 +747,36 @@ def test_a_stack_of_a_scan_is_a_volume_and_its_mask_is_read_whole(tmp_path):
     volumes, pictures = (inspect_images(tmp_path / "sheet.csv", scans=scans) for scans in (True, False))
     assert not [one.code for one in volumes.findings if one.code.startswith("mask")]
     assert "mask-empty" in [one.code for one in pictures.findings], "of a photograph the first page is the picture"
+
+
+@pytest.mark.parametrize("kind", ["gray", "color", "deep", "JPEG", "folder of one label each"])
+def test_a_mask_that_needs_a_choice_says_its_labels_and_the_option(planted, kind):
+    values = np.zeros(SIZE, np.uint8)
+    values[2:5], values[7:9] = 1, 3
+    file = planted.folder / "1-mask.png"
+    if kind == "gray":
+        Image.fromarray(values).save(file)
+        code, details, count = "mask-labels", {"1": 1, "3": 1}, 1
+    elif kind == "color":
+        Image.fromarray(np.stack([255 * (values == 1), 0 * values, 255 * (values == 3)], -1).astype(np.uint8)).save(
+            file
+        )
+        code, details, count = "mask-labels", {"#ff0000": 1, "#0000ff": 1}, 1
+    elif kind == "deep":
+        Image.fromarray(values.astype(np.uint16) * 300).save(file)
+        code, details, count = "mask-labels", {"300": 1, "900": 1}, 1
+    elif kind == "JPEG":
+        noise = np.random.default_rng(0).integers(0, 256, SIZE).astype(np.uint8)
+        Image.fromarray(noise).save(planted.folder / "1-mask.jpg", quality=50)
+        planted.cell(1, "mask", "1-mask.jpg")
+        code, details, count = "mask-levels", {}, 1
+    else:
+        Image.fromarray(np.uint8(values > 0) * 255).save(file)
+        code, details, count = "mask-labels-differ", {"1": 3, "255": 1}, 1
+    made = inspect_images(planted.list(), classes=["0", "1"])
+    (found,) = made.findings
+    assert (found.code, found.severity, found.count, dict(found.details)) == (code, "note", count, details)
+    assert "--category of measure" in found.message
+    assert "{ file = …, category = … } in an audit" in found.message
+    assert made.mix["mask"] == {"ok": 4}, "it can be used, once a label is chosen"
+    assert "--category of measure" in " ".join(command(planted.list()).stdout.split())

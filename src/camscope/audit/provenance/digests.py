@@ -32,9 +32,9 @@ _MASKS: WeakKeyDictionary[Subject, str] = WeakKeyDictionary()  # a start asks se
 _IMAGES: WeakKeyDictionary[Subject, dict[str, str | None]] = WeakKeyDictionary()
 
 
-def of_bytes(path: str | Path) -> str:
-    """Of a file, byte by byte, 64 hex digits."""
-    with open_regular(path) as file:
+def of_bytes(path: str | Path, limit: int | None = None) -> str:
+    """Of a file, byte by byte, 64 hex digits; OSError for more than `limit` bytes."""
+    with open_regular(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -25,13 +25,16 @@ from camscope.audit.core.context import Subject
 from camscope.audit.performance.auc import auroc
 from camscope.audit.provenance.digests import NONE, of_bytes, of_content, of_images, of_input, of_masks, of_source
 from camscope.batch.runner import digest_of_table
+from camscope.data_readers import MAX_JSON, one_error
 from camscope.metrics import METRICS
 from camscope.model_card import digest
 from camscope.models import nameless
-from camscope.safe_files import make_folder, write_bytes, write_error
+from camscope.safe_files import make_folder, open_regular, read_bytes, write_bytes, write_error
 from camscope.version import __version__
 
 FILE, LOG = "provenance.json", "log.jsonl"
+MAX_LOG = 2**28  # bytes
+PARQUET = b"PAR1"  # with which a table begins and ends
 PACKAGES = (
     "torch",
     "torchvision",
@@ -119,7 +122,9 @@ def note(folder: Path, event: Mapping[str, Any]) -> None:
 def events(folder: Path) -> list[dict[str, Any]]:
     """The lines of the log; one that was cut off is left out."""
     log, found = folder / LOG, []
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else ():
+    with one_error(f"{log}: this is no log of an audit"):
+        said = read_bytes(log, MAX_LOG).decode("utf-8", errors="replace") if log.is_file() else ""
+    for line in said.splitlines():
         try:
             found.append(json.loads(line))
         except (ValueError, RecursionError):
@@ -268,10 +273,19 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _read(path: Path) -> str:
+    """A table that is not whole, and a file that is too large to be read, is not read for its digest either."""
+    table = path.suffix == ".parquet"
     try:
-        return of_bytes(path)
+        return of_bytes(path, None if table else MAX_JSON) if not table or _is_whole(path) else NONE
     except OSError:
         return NONE
+
+
+def _is_whole(table: Path) -> bool:
+    with open_regular(table) as file:
+        first = file.read(len(PARQUET))
+        file.seek(-min(len(first), len(PARQUET)), os.SEEK_END)
+        return first == PARQUET == file.read()
 
 
 def _discreet(subject: Subject) -> dict[str, Any]:

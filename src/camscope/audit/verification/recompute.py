@@ -30,9 +30,11 @@ from camscope.audit.shortcuts.region_samples import scenes
 from camscope.audit.stages.map_quality import LOCALIZATION_METRICS as LOCAL
 from camscope.batch.manifest import arrow
 from camscope.batch.query import as_dicts
+from camscope.data_readers import MAX_JSON
 from camscope.evaluation.map_metrics import Measuring
 from camscope.metrics import METRICS
 from camscope.plurals import plural
+from camscope.safe_files import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +98,7 @@ def _checked(run: AuditRun, name: str, find: Callable[[AuditRun, Counter[str]], 
 def _parts(run: AuditRun, seen: Counter[str]) -> Wrong:
     for name, job in JOBS.items():
         seen["parts"] += 1
-        left = job.kind.model_validate_json((run.folder / STAGES / f"{name}.json").read_bytes())
+        left = job.kind.model_validate_json(read_bytes(run.folder / STAGES / f"{name}.json", MAX_JSON))
         if left != getattr(run.summary, name):
             yield f"{name} is another one in the summary than in {STAGES}/{name}.json"
 

@@ -17,8 +17,10 @@ from camscope.audit.provenance.digests import of_images, of_input, others
 from camscope.audit.report import Pictures, page, unknown, unpictured
 from camscope.audit.verdicts import verdicts
 from camscope.audit.verification.recompute import LEFT, Checked, following, recomputed
+from camscope.data_readers import MAX_JSON, read_json
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural
+from camscope.safe_files import read_bytes
 
 UNREADABLE = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
 NAMED = 5  # images that are other ones
@@ -54,9 +56,14 @@ def verified(
     place = Path(folder)
     expect_readable(place)
     try:
-        written = (place / provenance.FILE).read_bytes()
-    except OSError as error:
+        written = read_bytes(place / provenance.FILE, MAX_JSON)
+    except FileNotFoundError as error:
         raise InputError(f"{folder}: it has no {provenance.FILE}: no finished audit is here") from error
+    except NotADirectoryError as error:
+        raise InputError(f"{folder}: it is a file; expected the folder of an audit") from error
+    except (OSError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or "there is not enough memory for it"
+        raise InputError(f"{folder}: {provenance.FILE} cannot be read: {why}") from error
     known = _known(written)
     checks = [_sealed(known, written), *_outputs(place, known), _declared(place, known)]
     sound = all(one.holds for one in checks)  # else it is known by now that something was changed
@@ -109,7 +116,10 @@ def _outputs(folder: Path, known: dict[str, Any]) -> Iterator[Checked]:
 
 def _declared(folder: Path, known: dict[str, Any]) -> Checked:
     """Whether it says how often something was declared as the log does."""
-    there = provenance.declarations(folder, str(known.get("config_digest")))
+    try:
+        there = provenance.declarations(folder, str(known.get("config_digest")))
+    except CamscopeError as error:
+        return Checked("declarations", False, str(error))
     same = all(known.get(name) == value for name, value in there.items())
     return Checked("declarations", same, "as in the log" if same else f"the log has {there['declarations']}")
 
@@ -139,11 +149,15 @@ def _followed(folder: Path) -> Iterator[Checked]:
 def _said(folder: Path, known: dict[str, Any]) -> Checked:
     """Whether every number of the page is one of the files beside it."""
     try:
-        summary, gallery = (json.loads((folder / name).read_bytes()) for name in (SUMMARY, GALLERY))
-        wrong = unknown((folder / REPORT).read_text(encoding="utf-8"), summary, known, gallery)
+        summary, gallery = (read_json(folder / name) for name in (SUMMARY, GALLERY))
+        wrong = unknown(_text(folder / REPORT), summary, known, gallery)
     except Exception as error:  # files that were changed can be wrong in any way
         return Checked("numbers of the page", False, f"it cannot be read: {type(error).__name__}")
     return Checked("numbers of the page", not wrong, wrong[0] if wrong else "each is one of the files beside it")
+
+
+def _text(path: Path) -> str:
+    return read_bytes(path, MAX_JSON).decode("utf-8")
 
 
 def _worded(folder: Path, known: dict[str, Any]) -> Checked:
@@ -154,9 +168,9 @@ def _worded(folder: Path, known: dict[str, Any]) -> Checked:
     ):
         return Checked(name, True, "they were written by another camscope, or with other packages: not written again")
     try:
-        pictures = Pictures.of(json.loads((folder / GALLERY).read_bytes()))
+        pictures = Pictures.of(read_json(folder / GALLERY))
         made = page(AuditRun(folder).summary, pictures, provenance.on_page(known))
-        same = made == unpictured((folder / REPORT).read_text(encoding="utf-8"))
+        same = made == unpictured(_text(folder / REPORT))
     except Exception as error:  # files that were changed can be wrong in any way
         return Checked(name, False, f"it cannot be written again: {type(error).__name__}")
     return Checked(name, same, "written again they are the same" if same else "written again they are others")

@@ -14,6 +14,7 @@ from camscope.batch.inspection.inspection_table import GROUPED, Coded, Codes, In
 from camscope.batch.inspection.issues import ORDER, Finding, codes_of
 from camscope.batch.manifest import arrow, taken
 from camscope.images.scans.dicom_geometry import ALIKE, EVEN
+from camscope.mask_labels import MAX_NAMED
 
 REASONS = 20  # that a finding lists
 LARGE, NOTICEABLE = 2.0, 1.01  # ratios of spacings
@@ -32,6 +33,7 @@ def findings(seen: Inspected, classes: Sequence[str], *, private: bool) -> list[
     made = [
         *of_rows(seen),
         *of_manifest(seen),
+        *mask_labels(seen),
         *mixes(seen),
         *spacings(seen),
         *gaps(seen),
@@ -81,6 +83,25 @@ def of_manifest(seen: Inspected) -> Iterator[Finding]:
     masks = seen.given("mask")
     if masks is not None:
         yield Finding("no-mask", masks.missing)
+
+
+def mask_labels(seen: Inspected) -> Iterator[Finding]:
+    """Masks of which no metric knows what counts, until a label is chosen; with how many masks have each label."""
+    several, levels, single = [], [], []
+    for row, names in enumerate(seen.facts["mask_labels"].to_pylist()):
+        if names:
+            (single if len(names) == 1 else several if len(names) <= MAX_NAMED else levels).append((row, names))
+    yield _labels("mask-labels", several)
+    yield _labels("mask-levels", levels, named=False)
+    counts = Counter(name for _, (name,) in single)
+    usual = counts.most_common(1)[0][0] if counts else ""
+    rows = [row for row, (name,) in single if name != usual]
+    yield Finding("mask-labels-differ", np.array(rows, np.int64), dict(counts.most_common(REASONS)) if rows else {})
+
+
+def _labels(code: str, found: Sequence[tuple[int, Sequence[str]]], *, named: bool = True) -> Finding:
+    counts = Counter(name for _, names in found if named for name in names)
+    return Finding(code, np.array([row for row, _ in found], np.int64), dict(counts.most_common(REASONS)))
 
 
 def mixes(seen: Inspected) -> Iterator[Finding]:

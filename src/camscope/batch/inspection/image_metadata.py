@@ -46,7 +46,12 @@ COLUMNS = {
     "findings": WORDS,
 }
 OF_AN_IMAGE = ("modality", "photometric", "window", "windows", "burned_in", "lossy", "study", "series", "plane")
-UNSHOWN = {"study": "string", "series": "string", "plane": NUMBERS}  # by which rows are compared, and no more
+UNSHOWN = {
+    "study": "string",
+    "series": "string",
+    "plane": NUMBERS,
+    "mask_labels": WORDS,
+}  # by which rows are compared, and no more
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class Facts:
 
     `size`: (H,W) or (D,H,W). `window`: the header's first (centre, width), of `windows`. `pixels`: a keyed digest of shape and
     values, the same for equal pictures whatever their format. `study`, `series`: keyed digests of UIDs; `plane`: where a
-    slice lies.
+    slice lies. `mask_labels`: the first labels of the mask.
     """
 
     row: int
@@ -79,6 +84,7 @@ class Facts:
     lossy: bool | None = None
     exif: int | None = None
     mask: str | None = None
+    mask_labels: tuple[str, ...] = ()
     pixels: str | None = None
     flags: tuple[str, ...] = ()
     findings: list[str] = field(default_factory=list)

@@ -28,6 +28,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "unknown-target": ("error", "targets that are none of the classes"),
     "mask-missing": ("error", "the mask's file is not there"),
     "mask-unreadable": ("error", "the mask cannot be read"),
+    "mask-segmentation": (
+        "error",
+        "the mask is a DICOM segmentation object: convert it to NIfTI, as with dcmqi or highdicom",
+    ),
     "mask-size": ("error", "the mask has another size than its image"),
     "columns": ("warning", "columns that the result of a run has of its own: rename yours"),
     "mask-place": ("warning", "the mask lies more than a voxel beside its image"),
@@ -70,6 +74,20 @@ CODES: dict[str, tuple[Severity, str]] = {
     "no-preamble": ("note", "DICOM without its preamble"),
     "no-range": ("note", "pixels without a known range: only preprocessings of scans take them"),
     "exif": ("note", "turned or mirrored by EXIF; read upright"),
+    "mask-labels": (
+        "note",
+        "several labels in a mask: choose with --category of measure, or { file = …, category = … } in an audit; all merges them",
+    ),
+    "mask-levels": (
+        "note",
+        "more levels in a mask than labels, as JPEG and soft edges leave: save it as PNG with two values, or choose all of "
+        "what is not 0 with --category of measure, or { file = …, category = … } in an audit",
+    ),
+    "mask-labels-differ": (
+        "note",
+        "masks of one label each, another than in most: choose with --category of measure, or { file = …, category = … } in "
+        "an audit",
+    ),
     "no-mask": ("note", "no mask, where others have one"),
     "odd": ("note", "something else: see the column flags"),
 }

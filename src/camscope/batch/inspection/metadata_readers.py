@@ -20,6 +20,7 @@ from camscope.batch.inspection.issues import codes_of
 from camscope.errors import CamscopeError, ImageError
 from camscope.images.files.redaction import scan_name, silent, told
 from camscope.images.files.source_files import selected
+from camscope.images.mask_files import SegmentationObjectError, read_labels, read_mask_scan
 from camscope.images.photo import ORIENTATION, read_photo, remarks
 from camscope.images.scans.dicom import scan_of
 from camscope.images.scans.dicom_file import load, pydicom_there
@@ -40,6 +41,7 @@ from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Scan, World
 from camscope.images.scans.scan_preprocess import letters
 from camscope.images.scans.scan_reader import is_scan, read_scan
+from camscope.mask_labels import MAX_NAMED, LabelImage
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -175,41 +177,35 @@ def _fill(scan: Scan, facts: Facts) -> None:
 
 
 MARKED_OTHERWISE = ("[", "{")  # boxes, points, outlines
-RASTERS = (b"\x89PNG", b"II*\0", b"MM\0*")
 
 
-def judged(source: bytes | Path, size: Sequence[int] | None, world: World | None) -> str:
-    """`ok`, or what is wrong with the mask of an image of this size (H,W) or (D,H,W): a word of `codes`."""
+def judged(source: bytes | Path, size: Sequence[int] | None, world: World | None) -> tuple[str, tuple[str, ...]]:
+    """`ok`, or what is wrong with the mask of an image of this size (H,W) or (D,H,W): a word of `codes`; and its labels.
+
+    At most one label more than a message lists is named.
+    """
     try:
-        marked, place = _read(source)
+        labels, place = _read(source)
     except FileNotFoundError:
-        return "mask-missing"
+        return "mask-missing", ()
+    except SegmentationObjectError:
+        return "mask-segmentation", ()
     except (CamscopeError, OSError) as error:
-        return "mask-missing" if "no such file" in str(error) else "mask-unreadable"
-    if size is not None and _sides(marked.shape) != _sides(size):
-        return "mask-size"
-    if world is not None and place is not None and _apart(world, place, marked.shape) > 1:
-        return "mask-place"
-    return "ok" if marked.any() else "mask-empty"
+        return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
+    shape, names = labels.values.shape, labels.names(MAX_NAMED + 1)
+    if size is not None and _sides(shape) != _sides(size):
+        return "mask-size", names
+    if world is not None and place is not None and _apart(world, place, shape) > 1:
+        return "mask-place", names
+    return "ok" if names else "mask-empty", names
 
 
-def _read(source: bytes | Path) -> tuple[Array, World | None]:
-    """(H,W) or (D,H,W), what is not 0 is marked; grey pictures as they are stored, for labels may be small numbers."""
+def _read(source: bytes | Path) -> tuple[LabelImage, World | None]:
+    """Labels as a mask of `camscope measure` has them, and where a medical image lies."""
     if isinstance(source, Path) or is_scan(source):
-        scan = read_scan(source)
-        return _any(scan.values, colour=scan.colour), scan.world
-    if source.startswith(RASTERS):
-        try:
-            scan = read_raster(source, frame=0)
-            return _any(scan.values, colour=scan.colour), None
-        except CamscopeError:
-            pass  # with a palette, or transparent: as it is seen
-    return _any(read_photo(source).pixels, colour=True), None
-
-
-def _any(values: Array, *, colour: bool) -> Any:
-    marked = np.nan_to_num(values) != 0
-    return marked.any(-1) if colour else marked
+        scan = read_mask_scan(source)
+        return LabelImage.from_colors(scan.values) if scan.colour else LabelImage(scan.values), scan.world
+    return read_labels(source), None
 
 
 def _sides(shape: Sequence[int]) -> list[int]:

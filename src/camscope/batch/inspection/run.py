@@ -153,7 +153,7 @@ class Reader:
             words = getattr(error, "strerror", None) or type(error).__name__
             facts.fails("unreadable", f"it cannot be read: {words}")
         if self.masks is not None:
-            facts.mask = self._mask(row[self.masks], facts, world)
+            facts.mask, facts.mask_labels = self._mask(row[self.masks], facts, world)
             facts.findings += [facts.mask] if facts.mask is not None and facts.mask.startswith("mask-") else []
         return facts
 
@@ -181,16 +181,16 @@ class Reader:
         place = self.manifest.place(path)
         return Path(place) if self.scans and not is_url(place) and Path(place).exists() else fetched(place)
 
-    def _mask(self, cell: Any, facts: Facts, world: World | None) -> str | None:
-        """A word; None where the row has no mask."""
+    def _mask(self, cell: Any, facts: Facts, world: World | None) -> tuple[str | None, tuple[str, ...]]:
+        """A word, None where the row has no mask; and the labels of the mask."""
         if cell is None or cell in ("", []):
-            return None
+            return None, ()
         if not isinstance(cell, str) or cell.lstrip().startswith(metadata_readers.MARKED_OTHERWISE):
-            return "not a file"
+            return "not a file", ()
         try:
             source = self._source(cell)
         except FileNotFoundError:
-            return "mask-missing"
+            return "mask-missing", ()
         except (CamscopeError, OSError):
-            return "mask-unreadable"
+            return "mask-unreadable", ()
         return metadata_readers.judged(source, facts.size, world)
