@@ -1,10 +1,17 @@
 """Damaged files of every kind, from a seed: a result or one error, quickly, in little memory: see benchmarks/fuzz_files.py."""
 
 import importlib
+import struct
+import subprocess
 import sys
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+
+from camscope.cli import app, base, inspect_images
 
 for package in ("pyarrow", "duckdb", "pydantic", "scipy", "jinja2"):
     pytest.importorskip(package)
@@ -30,3 +37,62 @@ def test_damaged_files_are_a_result_or_one_error():
 def test_a_reader_that_fails_is_noticed(monkeypatch):
     monkeypatch.setattr(fuzz, "read_state", lambda path: 1 / 0)
     assert fuzz.read("checkpoint/w.pt", "none", b"").bad
+
+
+SHORT_OF_MEMORY = """
+import faulthandler, resource, sys
+import torchvision
+import camscope.batch, camscope.evaluation
+from camscope.cli import app
+from camscope.models import load_model
+load_model("phantom")
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + 300 * 2**20,) * 2)
+faulthandler.dump_traceback_later(60, exit=True)
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is not known how much memory the process has")
+@pytest.mark.parametrize(("side", "words"), [(60_000, "Pillow refuses it"), (13_000, "")])
+@pytest.mark.parametrize("command", ["inspect-images", "explain"])
+def test_a_picture_that_claims_to_be_huge_is_one_error_where_memory_is_short(tmp_path, command, side, words):
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")):
+        data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    (tmp_path / "huge.png").write_bytes(data)
+    for n in range(3):
+        Image.fromarray(np.full((32, 32, 3), n, np.uint8) + np.arange(32, dtype=np.uint8)[:, None]).save(
+            tmp_path / f"{n}.png"
+        )
+    source = [str(tmp_path)] if command == "inspect-images" else [str(tmp_path / "huge.png"), "-o", "out.png"]
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_MEMORY, command, *source, *(["--threads", "2"] if len(source) == 1 else [])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if command == "inspect-images":
+        assert "4, 3 readable" in done.stdout
+        assert "huge.png" in done.stdout
+        assert words in " ".join(done.stdout.split())
+    else:
+        assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1
+        assert words in done.stderr
+
+
+def test_an_error_for_which_no_memory_is_left_is_one_line(monkeypatch, capfd):
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(base, "complain", full)
+    monkeypatch.setattr(inspect_images, "check_free", full)
+    with pytest.raises(SystemExit) as ended:
+        app(["inspect-images", "nowhere", "-o", "found.json"])
+    assert ended.value.code == 1
+    assert capfd.readouterr().err == "error: out of memory; give the process more of it\n"

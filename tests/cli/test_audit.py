@@ -1,8 +1,12 @@
 """`camscope audit`: what a new user types, from a config to two audits held against one another."""
 
 import json
+import os
 import re
 import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -91,6 +95,82 @@ def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
     assert told.exit_code == 1
     assert "✗ summary.json  was changed" in told.output
     assert "✗ verdicts" in told.output
+
+
+HUGE = 10 * 2**30  # bytes of a sparse file, which takes no room on the disk
+OUTPUTS = (
+    "summary.json",
+    "gallery.json",
+    "provenance.json",
+    "report.html",
+    "log.jsonl",
+    "failures.csv",
+    "metrics.parquet",
+    "predictions.parquet",
+    "maps/run.json",
+    "stages/check.json",
+)
+
+
+def huge(file):
+    with file.open("r+b") as stream:
+        stream.truncate(HUGE)
+
+
+def pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def folder(file):
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGES = {
+    "huge": huge,
+    "empty": lambda file: file.write_bytes(b""),
+    "noise": lambda file: file.write_bytes(b"\x00\xff[" * 50),
+    "nested": lambda file: file.write_bytes(b"[" * 100_000),
+    "missing": lambda file: file.unlink(),
+    "pipe": pipe,
+    "folder": folder,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_damaged_output_is_a_failed_check_or_one_error(made, tmp_path, name, damage):
+    shutil.copytree(made[1], tmp_path / "audit")
+    DAMAGES[damage](tmp_path / "audit" / name)
+    start = time.monotonic()
+    with limited(2 * 2**30):
+        told = asked("verify", str(tmp_path / "audit"))
+    assert told.exit_code == 1, told.output
+    assert time.monotonic() - start < 20  # a second where the machine is idle
+    words = [line for line in told.output.splitlines() if line.startswith(("error: ", "✗ "))]
+    assert words, told.output
+    assert not told.output.startswith("error: ") or len(words) == 1
+    assert "Traceback" not in told.output
+    assert name in told.output
+    assert "out of memory" not in told.output
+    assert "MemoryError" not in told.output
+
+
+@contextmanager
+def limited(room):
+    """Only so many bytes more of address space: what would read a huge file fails at once."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    status = Path("/proc/self/statm")
+    if not status.is_file():
+        pytest.skip("it is not known how much memory the process has")
+    held = int(status.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_two_are_compared(made, tmp_path):

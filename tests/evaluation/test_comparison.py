@@ -478,6 +478,8 @@ def by_hand_of(place, made):
         (["measure", "{out}/run", "--group", "ward"], 2, "no column 'ward'; there are row, id, method"),
         (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file of .png"),
         (["measure", "nowhere"], 2, "this is no run"),
+        (["measure", "{here}"], 2, "it is a file, and no image; expected the folder of a run, or images"),
+        (["show", "{here}"], 2, "it is a file; expected the folder of a run"),
         (["compare", "nowhere.csv"], 2, "there is no such manifest"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -486,7 +488,9 @@ def test_wrong_use_is_one_line_before_the_model_is_loaded(place, found, tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(base, "loaded", lambda *_: pytest.fail("the model is loaded"))
     Path("empty").mkdir()
-    named = [word.format(images=place / "images", masks=place / "masks", out=place / "out") for word in words]
+    named = [
+        word.format(images=place / "images", masks=place / "masks", out=place / "out", here=__file__) for word in words
+    ]
     assert saying in error(run(*named, code=code))
     assert [path.name for path in Path().iterdir()] == ["empty"]
 

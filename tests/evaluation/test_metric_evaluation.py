@@ -421,3 +421,16 @@ def test_the_columns_of_a_run_are_read_once_not_for_each_row(place, tmp_path, mo
     monkeypatch.setattr(Run, "dataset", property(lambda run: asked.append(run) or dataset(run)))
     measure(place / "run", tmp_path / "out", place / "masks", ["enrichment", "energy-inside"])
     assert len(asked) <= 4
+
+
+def test_one_image_is_measured_as_a_folder_of_it_is(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "00.png").write_bytes((place / "00.png").read_bytes())
+    values = []
+    for source, out in (("some/00.png", "one"), ("some", "many")):
+        words = ["measure", source, "--masks", str(place / "masks"), "--metric", "enrichment", "-o", out]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        values.append(Measures(out).table()["value"].to_pylist())
+    assert values[0] == values[1]

@@ -114,7 +114,7 @@ def run(
         masks=masks, category=category, metrics=names, group=group, device=device, overwrite=overwrite, anywhere=anywhere,
         fetch=fetch, scans=scans_of,
     )  # fmt: skip
-    if evaluation_request.is_images(source):
+    if evaluation_request.has_images(source):
         base.tell_model(context)
     with evaluation_request.resumable(output):
         made, net, outcome = wanted.mapped(output)

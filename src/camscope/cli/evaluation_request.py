@@ -55,14 +55,14 @@ class Wanted:
         from camscope.errors import InputError
         from camscope.evaluation.map_metrics import columns
 
-        if is_images(self.source):
+        if has_images(self.source):
             folder = Path(output) / RUN
             outcome, net, manifest = self._made(folder)
             return Run(folder, self.scans or manifest), net if self.asks else None, outcome
         if Path(self.source).is_file():
             raise InputError(
-                f"{self.source}: it is a single file; expected the folder of a run, or images: a folder, a pattern in quotes, or "
-                "a .csv or .parquet manifest; for one image pass a folder that holds it"
+                f"{self.source}: it is a file, and no image; expected the folder of a run, or images: a file, a folder, a "
+                "pattern in quotes, or a .csv or .parquet manifest"
             )
         run = Run(self.source, self.scans, fetch=self.fetch)
         self._expect_group(columns(run.dataset.schema).names)
@@ -152,6 +152,17 @@ def is_images(source: str) -> bool:
     if source.startswith(LIBRARIES) or path.is_dir():
         return not is_run(source)
     return path.suffix.lower() in TABLES or (not path.exists() and glob.has_magic(source))
+
+
+def has_images(source: str) -> bool:
+    """Whether images are meant, of which there may be only one: a file that a reader takes."""
+    from camscope.images.files.source_files import MEDICAL, PICTURES
+    from camscope.images.scans.scan_reader import is_scan
+
+    file = Path(source)
+    return is_images(source) or (
+        file.is_file() and (file.name.lower().endswith((*PICTURES, *MEDICAL)) or is_scan(file))
+    )
 
 
 def tell_not_fetched(run: "Run") -> None:
