@@ -54,8 +54,14 @@ app(sys.argv[1:])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is not known how much memory the process has")
-@pytest.mark.parametrize(("side", "words"), [(60_000, "Pillow refuses it"), (13_000, "")])
-@pytest.mark.parametrize("command", ["inspect-images", "explain"])
+@pytest.mark.parametrize(
+    ("command", "side", "words"),
+    [
+        ("inspect-images", 60_000, "Pillow refuses it"),
+        ("inspect-images", 13_000, "out of memory"),
+        ("explain", 13_000, "out of memory"),
+    ],
+)
 def test_a_picture_that_claims_to_be_huge_is_one_error_where_memory_is_short(tmp_path, command, side, words):
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n"

@@ -167,7 +167,7 @@ class Group(TyperGroup):
                 said = reason(error)
                 complain(said if isinstance(error, CamscopeError) else f"{said}; run again with --debug")
             except MemoryError:  # not even for the console that prints in color
-                os.write(sys.stderr.fileno(), b"error: out of memory; give the process more of it\n")
+                os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(FAILED) from None
             misused = isinstance(error, CamscopeError) and not isinstance(error, ABOUT_ONE_INPUT)
             raise typer.Exit(MISUSED if misused else FAILED) from None
