@@ -25,6 +25,7 @@ SPLITS = re.compile(
 )
 FAILURES = ("missing-file", "missing-codec", "no-pixels", "ambiguous", "unreadable")
 OF_FLAGS = ("gap", "geometry", "left-out", "no-place", "odd", "suffix")
+Labeled = tuple[int, list[str]]  # a row, and the labels of its mask
 MIXES = {"modality": "modality-mix", "format": "format-mix", "codec": "codec-mix", "stored": "stored-mix"}
 
 
@@ -87,7 +88,9 @@ def of_manifest(seen: Inspected) -> Iterator[Finding]:
 
 def mask_labels(seen: Inspected) -> Iterator[Finding]:
     """Masks of which no metric knows what counts, until a label is chosen; with how many masks have each label."""
-    several, levels, single = [], [], []
+    several: list[Labeled] = []
+    levels: list[Labeled] = []
+    single: list[Labeled] = []
     for row, names in enumerate(seen.facts["mask_labels"].to_pylist()):
         if names:
             (single if len(names) == 1 else several if len(names) <= MAX_NAMED else levels).append((row, names))
@@ -99,7 +102,7 @@ def mask_labels(seen: Inspected) -> Iterator[Finding]:
     yield Finding("mask-labels-differ", np.array(rows, np.int64), dict(counts.most_common(REASONS)) if rows else {})
 
 
-def _labels(code: str, found: Sequence[tuple[int, Sequence[str]]], *, named: bool = True) -> Finding:
+def _labels(code: str, found: Sequence[Labeled], *, named: bool = True) -> Finding:
     counts = Counter(name for _, names in found if named for name in names)
     return Finding(code, np.array([row for row, _ in found], np.int64), dict(counts.most_common(REASONS)))
 
