@@ -88,7 +88,7 @@ HEAD = (
     "seed = 0",
     "# replicates = 2000  # resamples of the bootstrap over patients; the report says which intervals rest on it",
     f'fills = ["mean", "blur"]  # what is seen where something is removed: two of {", ".join(get_args(Fill))}, or more',
-    f"# batch_size = 16  # images in a forward pass; default: {batch_worker.LEAST}, or up to {batch_worker.MOST} small images",
+    f"# batch_size = 16  # images in a forward pass; default: {batch_worker.LEAST}, of small ones up to {batch_worker.MOST}",
     "# skip = []  # stages to leave out, of localise, faithfulness, sanity, robustness, shortcut: the report says so",
     "",
 )

@@ -100,6 +100,7 @@ class Rows(nn.Module):
         ("opticam", (), 1 + 3),
     ],
 )
+@pytest.mark.usefixtures("passes_of_maps_alone")
 def test_the_cost_in_rows(method, dead, rows):
     model, x = network(dead, samples=1)
     model.features = nn.Sequential(*model.features[:-1])  # no ReLU, so that no live channel is dead by chance
