@@ -37,9 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first: two workers, each of which takes the next file, are then done at about the same time."""
-    places = {path: place for place, path in enumerate(LONG)}
-    folder = Path(__file__).parent
-    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(LONG)))
+    places = {Path(__file__).parent / path: place for place, path in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 def pytest_collection_finish() -> None:
